@@ -1,0 +1,1 @@
+"""The Flower ClientApp: what runs where the interactions are."""

@@ -1,0 +1,213 @@
+"""What every client does: train on its own rows, upload, take the server's answer, rank its own users.
+
+A strategy overrides the hooks at the end of the class (`receive`, `upload`, `apply`); the order of things, the best
+model and the stale-answer checks stand here once.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from client_app.state import ClientState
+from fedhur_app.config import Settings
+from fedhur_app.data.shards import Shard, UserItems
+from fedhur_app.evaluation.ranking import rank_sums
+from fedhur_app.models.mf import MatrixFactorization
+from fedhur_app.models.negatives import NegativeSampler
+from fedhur_app.models.refit import refit_users
+from fedhur_app.models.training import DivergedError, TrainingOptions, train_locally
+from fedhur_app.protocol import Arrays, Content
+from fedhur_app.seeding import torch_generator
+
+
+class StaleRequestError(RuntimeError):
+    """The server asks for a later stage of a round whose earlier stage this client did not see."""
+
+
+class ClientAlgorithm:
+    """One client in one message.
+
+    Args:
+        settings: The run's settings, as the server sent them.
+        shard: The client's rows.
+        state: Its private state; changed in place, kept by the caller only if the stage succeeds.
+        round_: Round of the message.
+        device: Where to compute.
+    """
+
+    def __init__(
+        self, settings: Settings, shard: Shard, state: ClientState, round_: int, device: torch.device
+    ) -> None:
+        self.settings = settings
+        self.shard = shard
+        self.state = state
+        self.round = round_
+        self.device = device
+        if "model" not in state.arrays:
+            state.arrays["model"] = self.initial_model()
+            state.numbers = {"client": shard.client, "trained_round": 0, "finished_round": 0, "best_round": 0}
+
+    # --- stages -------------------------------------------------------------------------------------------------
+
+    def items(self, request: Content) -> Content:
+        """Stage 1: local training, upload of what the strategy shares."""
+        self.keep_best(int(request.fields.get("best_round", 0)))
+        self.receive(request)
+        fields = self.train()
+        self.state.numbers["trained_round"] = self.round
+        return Content(fields, self.upload())
+
+    def utility(self, request: Content) -> Content:
+        """Stage 2 of strategies that have one."""
+        raise NotImplementedError(f"{type(self).__module__} has no utility stage")
+
+    def personalize(self, request: Content) -> Content:
+        """Last stage: take the server's answer."""
+        self.require_trained()
+        return Content(self.apply(request))
+
+    def finish(self) -> dict[str, float | int]:
+        """End of the round: rank the validation rows; returns sums over the client's users."""
+        self.check_finite("after the last stage")
+        self.state.numbers["finished_round"] = self.round
+        return self.rank("valid", self.state.arrays["model"])
+
+    def test(self, request: Content) -> Content:
+        """Rank the test rows with the model of the best validation round."""
+        best_round = int(request.fields["best_round"])
+        return Content(self.rank("test", self.best_model(best_round)))
+
+    # --- local model --------------------------------------------------------------------------------------------
+
+    def initial_model(self) -> dict[str, Tensor]:
+        """Tables before the first round: `users` (U x d) and `items` (I x d), normal with `model.init_std`."""
+        model, seed = self.settings.model, self.settings.seed
+        client = self.shard.client
+        start = MatrixFactorization.initialise(
+            self.shard.n_users,
+            self.shard.n_items,
+            model.dim,
+            model.init_std,
+            user_generator=torch_generator(seed, "init-users", client=client),
+            item_generator=torch_generator(seed, "init-items", client=0 if model.same_init else client),
+        )
+        return start.parameters()
+
+    def build(self, parameters: dict[str, Tensor]) -> MatrixFactorization:
+        """The recommender around copies of `parameters` on this client's device."""
+        users, items = (parameters[name].to(self.device, copy=True) for name in ("users", "items"))
+        return MatrixFactorization(users, items, loss=self.settings.train.loss)
+
+    def train(self) -> dict[str, float | int]:
+        """Local epochs on the training rows (eq. 1); returns the counts and losses that the server may know."""
+        settings = self.settings.train
+        options = TrainingOptions(
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            optimizer=settings.optimizer,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            negatives=settings.negatives,
+            keep_optimizer_state=settings.keep_optimizer_state,
+        )
+        model = self.build(self.state.arrays["model"])
+        report = train_locally(
+            model,
+            self.shard.train,
+            NegativeSampler(self.shard.train, self.shard.n_items),
+            options,
+            torch_generator(self.settings.seed, "training", self.round, self.shard.client),
+            self.state.arrays.get("optimizer"),
+        )
+        self.set_model(model.parameters())
+        if settings.keep_optimizer_state:
+            self.state.arrays["optimizer"] = {key: value.cpu() for key, value in report.optimizer_state.items()}
+        return {
+            "examples": report.examples,
+            "loss_sum": report.loss_sum,
+            "skipped_users": report.skipped_users,
+        }
+
+    def set_model(self, parameters: dict[str, Tensor]) -> None:
+        """Replace (some of) the model's parameters."""
+        model = self.state.arrays["model"]
+        self.state.arrays["model"] = model | {name: value.cpu() for name, value in parameters.items()}
+
+    def require_trained(self) -> None:
+        """Refuse a later stage of a round in which this client did not train (it was restarted or cut off)."""
+        trained = self.state.numbers["trained_round"]
+        if trained != self.round:
+            raise StaleRequestError(
+                f"client {self.shard.client}: round {self.round} asks for a later stage, but this client last "
+                f"trained in round {trained}; it joins again in the next round"
+            )
+
+    def check_finite(self, when: str) -> None:
+        """Stop before a NaN or an infinity reaches the server or the disk."""
+        for name, table in self.state.arrays["model"].items():
+            if not bool(torch.isfinite(table).all()):
+                raise DivergedError(f"the table {name!r} is not finite {when}")
+
+    # --- best model and ranking ---------------------------------------------------------------------------------
+
+    def keep_best(self, best_round: int) -> None:
+        """Before training: remember the present model if the server's best round is this model's.
+
+        The present model is as it was at the end of `best_round` exactly if this client has not trained since.
+        """
+        numbers = self.state.numbers
+        if numbers["best_round"] < best_round and numbers["trained_round"] <= best_round:
+            self.state.arrays["best"] = dict(self.state.arrays["model"])
+            numbers["best_round"] = best_round
+
+    def best_model(self, best_round: int) -> dict[str, Tensor]:
+        """The model as it was at the end of `best_round`."""
+        numbers = self.state.numbers
+        if numbers["trained_round"] <= best_round:
+            return self.state.arrays["model"]
+        if numbers["best_round"] != best_round:
+            raise StaleRequestError(
+                f"client {self.shard.client}: the model of round {best_round} was asked for, this client kept that "
+                f"of round {numbers['best_round']}"
+            )
+        return self.state.arrays["best"]
+
+    def scores(self, parameters: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+        """Function from users (n,) to raw scores (n, I), with closed-form user vectors where settings say so."""
+        model = self.build(parameters)
+        refit = self.settings.user_refit
+        if refit.enabled:
+            model.users = refit_users(model.items, self.shard.train, refit.unobserved_weight, refit.l2)
+        return model.scores
+
+    def rank(self, split: str, parameters: dict[str, Tensor]) -> dict[str, float | int]:
+        """Sums of the ranking metrics over the client's users; test ranking also masks validation items."""
+        truth: UserItems = getattr(self.shard, split)
+        seen = [self.shard.train] if split == "valid" else [self.shard.train, self.shard.valid]
+        evaluation = self.settings.evaluation
+        sums = rank_sums(
+            self.scores(parameters),
+            seen,
+            truth,
+            k=evaluation.k,
+            n_items=self.shard.n_items,
+            batch_bytes=evaluation.batch_mib << 20,
+        )
+        return {f"{split}.{name}": value for name, value in sums.to_dict().items()}
+
+    # --- hooks of a strategy ------------------------------------------------------------------------------------
+
+    def receive(self, request: Content) -> None:
+        """Take what came with the call to train; by default the item table, where one came."""
+        if "table" in request.arrays:
+            self.set_model(request.record("table"))
+
+    def upload(self) -> Arrays:
+        """What leaves the device after training; by default the item table E_k."""
+        return {"table": {"items": self.state.arrays["model"]["items"]}}
+
+    def apply(self, request: Content) -> dict[str, float | int]:
+        """Take the last answer of the round; returns fields for the reply. By default the item table replaces ours."""
+        self.set_model(request.record("table"))
+        return {}

@@ -1,0 +1,457 @@
+"""Typed settings: composition of conf/ (base + data set + strategy + overrides), validation, errors for people.
+
+The server resolves the settings once and ships them in every message as JSON; clients never read conf/.
+Every setting has its default and its explanation in conf/base.yaml; here are the types and the bounds.
+"""
+
+import difflib
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, of the wrong type or impossible; the text names it and what is allowed."""
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys are refused, values are not silently converted, nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+
+
+class SplitSettings(Section):
+    """How interactions are divided into training, validation and test rows."""
+
+    kind: Literal["random", "user-ratio", "leave-one-out", "temporal"]
+    ratios: list[NonNegative] = Field(min_length=3, max_length=3)
+
+    @model_validator(mode="after")
+    def _sum_to_one(self) -> "SplitSettings":
+        if abs(sum(self.ratios) - 1.0) > 1e-6 or self.ratios[0] <= 0:
+            raise ValueError("the three ratios (train, validation, test) must sum to 1, training above 0")
+        return self
+
+
+class ClientsSettings(Section):
+    """How users are divided among clients."""
+
+    kind: Literal["id", "random", "taste", "one-user"]
+    number: Positive
+
+
+class SyntheticSettings(Section):
+    """The generator behind the data set `synthetic`."""
+
+    users: Positive
+    items: Positive
+    interactions_per_user: Positive
+    branching: list[Positive] = Field(min_length=1)
+    popularity_skew: NonNegative
+
+
+class DatasetSettings(Section):
+    """Which data, how split, how shared out."""
+
+    name: str
+    split: SplitSettings
+    clients: ClientsSettings
+    synthetic: SyntheticSettings
+
+
+class ModelSettings(Section):
+    """The local recommender."""
+
+    kind: Literal["mf"]
+    dim: Positive
+    init_std: PositiveFloat
+    same_init: bool
+
+
+class TrainSettings(Section):
+    """Local training (eq. 1)."""
+
+    loss: Literal["bpr", "bce", "mse", "elementwise"]
+    optimizer: Literal["adam", "sgd"]
+    lr: PositiveFloat
+    weight_decay: NonNegative
+    epochs: Positive
+    batch_size: Positive
+    negatives: Positive
+    keep_optimizer_state: bool
+
+
+class UserRefitSettings(Section):
+    """Closed-form user vectors for ranking only."""
+
+    enabled: bool
+    unobserved_weight: PositiveFloat
+    l2: PositiveFloat
+
+
+class HierarchySettings(Section):
+    """The tree of item groups (server k-means)."""
+
+    branching: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, max_length=5)
+    flat: bool
+    flat_groups: Positive
+    refresh_every: Positive
+
+
+class RelationSettings(Section):
+    """Who helps whom, for which group of items (eq. 10-19)."""
+
+    kind: Literal["none", "similarity", "complementarity", "both", "utility"]
+    match: Literal["energy", "cosine"]
+    query: Literal["symmetric", "local", "right", "left"]
+    query_width: Positive
+    filter_scale: Literal["none", "spectral"]
+    client_scale: Literal["none", "unit"]
+    include_self: bool
+
+
+class ScoreSettings(Section):
+    """Correction of the scores by the shared scorer and their softmax (eq. 20-22)."""
+
+    features: Literal["all", "total", "no-total", "no-scale", "no-direction", "direction"]
+    correction: NonNegative
+    hidden: Positive
+    lr: PositiveFloat
+    steps: Annotated[int, Field(ge=0)]
+    batch: Positive
+    standardize: bool
+    tau: PositiveFloat
+
+
+class ResidualSettings(Section):
+    """What travels from the useful clients to the target (eq. 23-24)."""
+
+    kind: Literal["group", "item"]
+    beta: list[NonNegative] = Field(min_length=1, max_length=5)
+    inherit: list[NonNegative] | None
+    center: bool
+    max_ratio: PositiveFloat | None
+    gamma: Annotated[float, Field(ge=0.0, le=1.0)]
+    item_level: Annotated[int, Field(ge=0, le=5)]
+    peers: Positive | None
+    coarse_parameter_levels: list[Positive]
+
+
+class AlignSettings(Section):
+    """Fitting the item table to the personal filter (eq. 25)."""
+
+    solver: Literal["exact", "gd", "reference"]
+    rank: Positive | None
+    steps: Positive
+    step_size: PositiveFloat
+
+
+class FedAvgSettings(Section):
+    """Parameter averaging."""
+
+    weighting: Literal["examples", "uniform"]
+
+
+class PrivacySettings(Section):
+    """Noise on what is uploaded. It is not differential privacy: nothing is clipped and no budget is kept."""
+
+    laplace_scale: NonNegative
+
+
+class EvaluationSettings(Section):
+    """Ranking metrics."""
+
+    k: Positive
+    batch_mib: Positive
+
+
+class ServerSettings(Section):
+    """Rounds on an unreliable network."""
+
+    quorum: Fraction
+    stage_timeout: PositiveFloat
+    connect_timeout: PositiveFloat
+    checkpoint_every: Annotated[int, Field(ge=0)]
+    threads: Annotated[int, Field(ge=0)]
+
+
+class Settings(Section):
+    """Everything that decides a run."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    strategy: str
+    algorithm: str
+    rounds: Positive
+    min_rounds: Positive
+    patience: Positive
+    fraction_train: Fraction
+    device: Literal["auto", "cpu", "cuda"]
+    dataset: DatasetSettings
+    model: ModelSettings
+    train: TrainSettings
+    user_refit: UserRefitSettings
+    hierarchy: HierarchySettings
+    relation: RelationSettings
+    score: ScoreSettings
+    residual: ResidualSettings
+    align: AlignSettings
+    fedavg: FedAvgSettings
+    privacy: PrivacySettings
+    evaluation: EvaluationSettings
+    server: ServerSettings
+
+    @property
+    def levels(self) -> int:
+        """Number of levels of the hierarchy in use."""
+        return 1 if self.hierarchy.flat else len(self.hierarchy.branching)
+
+    @property
+    def rank(self) -> int:
+        """Number of eigenpairs of the global filter that travel (`align.rank`, by default the width)."""
+        return self.align.rank or self.model.dim
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Settings":
+        if self.relation.kind != "none":
+            for name, values in (("beta", self.residual.beta), ("inherit", self.residual.inherit)):
+                if values is not None and len(values) != self.levels:
+                    raise ValueError(
+                        f"residual.{name} has {len(values)} values, the hierarchy has {self.levels} levels "
+                        "(hierarchy.branching, or 1 with hierarchy.flat): give one value a level"
+                    )
+            bad = [level for level in self.residual.coarse_parameter_levels if level > self.levels]
+            if bad:
+                raise ValueError(
+                    f"residual.coarse_parameter_levels names level {bad[0]}; there are {self.levels}"
+                )
+            if self.residual.item_level > self.levels:
+                raise ValueError(
+                    f"residual.item_level is {self.residual.item_level}, the hierarchy has {self.levels} levels "
+                    "(0 means the whole catalogue as one group)"
+                )
+            if self.privacy.laplace_scale > 0:
+                raise ValueError(
+                    "privacy.laplace_scale works with relation.kind=none only: relations need the item tables, "
+                    "a noisy Gram matrix has none"
+                )
+        if self.min_rounds > self.rounds:
+            raise ValueError(f"min_rounds ({self.min_rounds}) is above rounds ({self.rounds})")
+        return self
+
+    def to_json(self) -> str:
+        """Compact JSON for messages; :func:`from_json` reads it back."""
+        return self.model_dump_json()
+
+    def to_yaml(self) -> str:
+        """YAML for people (`config.yaml` of a run)."""
+        return yaml.safe_dump(json.loads(self.model_dump_json()), sort_keys=False)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, except that `1e-3` is a number (PyYAML takes it for a string)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    list("-+0123456789."),
+)
+# Integers first: the float pattern above also matches them.
+_Loader.yaml_implicit_resolvers = {
+    key: sorted(value, key=lambda item: item[0] == "tag:yaml.org,2002:float")
+    for key, value in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML with numbers such as `1e-3` read as numbers."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+
+
+def conf_folder() -> Path:
+    """Folder of the YAML files: beside the packages in a checkout or a Flower app bundle, inside in a wheel."""
+    package = Path(__file__).resolve().parent
+    for folder in (package.parent / "conf", package / "conf"):
+        if (folder / "base.yaml").is_file():
+            return folder
+    raise ConfigError(f"conf/base.yaml is neither in {package.parent} nor in {package}: reinstall the package")
+
+
+def available(kind: Literal["dataset", "strategy"]) -> list[str]:
+    """Names of the data sets or strategies that have a YAML file in conf/."""
+    folder = conf_folder() / kind
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+
+
+def nearest(word: str, candidates: list[str]) -> str:
+    """The part of an error text that suggests the nearest of `candidates` to `word` (empty if none is near)."""
+    near = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _read(kind: Literal["dataset", "strategy"], name: str) -> dict[str, Any]:
+    names = available(kind)
+    if name not in names:
+        raise ConfigError(f"unknown {kind} {name!r}{nearest(name, names)} Known: {', '.join(names)}")
+    return _read_file(conf_folder() / kind / f"{name}.yaml")
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a mapping of settings, found {type(content).__name__}")
+    return content
+
+
+def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def parse_overrides(text: str) -> dict[str, Any]:
+    """Overrides such as ``train.lr=1e-2 hierarchy.branching=[8,8]`` as a nested mapping.
+
+    Items are separated by blanks as in a shell, so a value with blanks is quoted. Values are YAML.
+
+    Raises:
+        ConfigError: An item without `=` or an unreadable value.
+    """
+    nested: dict[str, Any] = {}
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"overrides {text!r} cannot be read: {error}") from error
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"override {word!r} is not of the form section.key=value")
+        try:
+            parsed = parse_yaml(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"the value of override {word!r} is not valid YAML: {error}") from error
+        *path, leaf = key.split(".")
+        node = nested
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"override {word!r}: {part!r} was given a value and is used as a section")
+        node[leaf] = parsed
+    return nested
+
+
+def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in model.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            keys += _known_keys(annotation, f"{prefix}{name}.")
+        keys.append(prefix + name)
+    return keys
+
+
+def _explain(error: ValidationError) -> ConfigError:
+    known = _known_keys(Settings)
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            lines.append(f"unknown setting {key!r}{nearest(key, known)}")
+        elif item["type"] == "missing":
+            lines.append(f"setting {key!r} is missing")
+        elif not key:
+            lines.append(item["msg"].removeprefix("Value error, "))
+        else:
+            lines.append(
+                f"setting {key!r} is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}"
+            )
+    return ConfigError("; ".join(lines))
+
+
+def validate(content: dict[str, Any]) -> Settings:
+    """Check a complete mapping of settings.
+
+    Raises:
+        ConfigError: Naming every wrong key, its value and what is allowed.
+    """
+    try:
+        return Settings.model_validate(content)
+    except ValidationError as error:
+        raise _explain(error) from error
+
+
+def load_settings(
+    dataset: str = "ml-100k",
+    strategy: str = "fedhur",
+    seed: int = 1,
+    overrides: str | dict[str, Any] = "",
+) -> Settings:
+    """Compose the settings of a run: conf/base.yaml, then the data set's, then the strategy's, then overrides.
+
+    Args:
+        dataset: Name of a file in conf/dataset/.
+        strategy: Name of a file in conf/strategy/.
+        seed: Seed of the run: split, partition, initialisation, negatives, projections.
+        overrides: Dotted settings as in :func:`parse_overrides`, or a nested mapping.
+
+    Raises:
+        ConfigError: An unknown name, key or an impossible value.
+    """
+    content = _read_file(conf_folder() / "base.yaml")
+    content = _merge(content, _read("dataset", dataset))
+    content = _merge(content, _read("strategy", strategy))
+    content = _merge(content, {"seed": seed, "strategy": strategy})
+    change = parse_overrides(overrides) if isinstance(overrides, str) else overrides
+    return validate(_merge(content, change))
+
+
+@lru_cache(maxsize=8)
+def from_json(text: str) -> Settings:
+    """Settings from the JSON that a message carries (cached: every message of a run carries the same)."""
+    return validate(json.loads(text))
+
+
+def read_config_file(path: Path) -> Settings:
+    """Settings of an earlier run from its `config.yaml`."""
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: it is not the output folder of a run")
+    content = _read_file(path)
+    return validate(content.get("settings", content))
+
+
+def settings_of_run(run_config: Mapping[str, Any]) -> Settings:
+    """Settings that a Flower run config means (`dataset`, `strategy`, `seed`, `overrides`, `resume`).
+
+    With `resume` they are those of the resumed run's config.yaml, changed by the overrides only.
+
+    Raises:
+        ConfigError: As :func:`load_settings`; a seed that is not a whole number.
+    """
+    overrides = str(run_config["overrides"])
+    resume = str(run_config["resume"])
+    if resume:
+        content = read_config_file(Path(resume).expanduser() / "config.yaml").model_dump()
+        return validate(_merge(content, parse_overrides(overrides)))
+    seed = run_config["seed"]
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"setting 'seed' is {seed!r}: it must be a whole number >= 0")
+    return load_settings(str(run_config["dataset"]), str(run_config["strategy"]), seed, overrides)

@@ -1,0 +1,57 @@
+"""Atomic writing: a reader sees the old file or the new one, never half of one."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@contextmanager
+def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
+    """Give a temporary path beside `path`; when the block ends without an error it takes the place of `path`.
+
+    Args:
+        path: The file to write; its folder is made.
+        durable: Also flush to the disk, so that the file survives a loss of power.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        if durable:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o644)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically, for people to read as well. A number that is not finite is refused."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray], durable: bool = False) -> None:
+    """Write named arrays as .npz atomically."""
+    with replacing(path, durable) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read what :func:`write_arrays` wrote."""
+    with np.load(path, allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}

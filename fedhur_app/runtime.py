@@ -1,0 +1,150 @@
+"""The whole application in one process: the same ServerApp and ClientApp as under Flower, without Ray.
+
+For tests, sweeps and debugging. What Flower promises is kept: messages are values (arrays in them are immutable
+bytes), a client's state changes only if its handler returns, unknown nodes are dropped silently.
+"""
+
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhur_app.config import settings_of_run
+from fedhur_app.data.experiment import number_of_clients
+
+RUN_ID = 1
+_FIRST_NODE = 1000
+
+# Called with (message, client number) before a client gets a message; returns None, "drop" (no answer comes) or
+# "raise" (the client fails). Tests use it to play unreliable clients.
+Fault = Callable[[Message, int], str | None]
+
+
+class LocalGrid(Grid):
+    """A Flower Grid whose nodes live in this process.
+
+    Args:
+        client_app: What each node runs.
+        num_nodes: Number of nodes; node i has `partition-id` i.
+        run_config: The run config that every context carries.
+        fault: Plays unreliable clients, see :data:`Fault`.
+        node_config: Extra node config by partition, for clients that bring their own data.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_nodes: int,
+        run_config: dict[str, Any],
+        fault: Fault | None = None,
+        node_config: Callable[[int], dict[str, Any]] | None = None,
+    ) -> None:
+        # Flower 1.42 lets only a known task create messages.
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = RUN_ID
+        self._run = Run.create_empty(run_id=RUN_ID)
+        self.client_app = client_app
+        self.fault = fault
+        self.contexts = {
+            _FIRST_NODE + i: Context(
+                RUN_ID,
+                _FIRST_NODE + i,
+                {"partition-id": i, "num-partitions": num_nodes, **(node_config(i) if node_config else {})},
+                RecordDict(),
+                dict(run_config),
+            )
+            for i in range(num_nodes)
+        }
+        self._replies: dict[str, Message] = {}
+        self._pushed = 0
+
+    def set_run(self, run: Run) -> None:
+        """Flower's interface; the run never changes here."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """Flower's interface."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Flower's interface."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes are always there."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Let the addressed nodes answer, one after the other."""
+        pushed = []
+        for message in messages:
+            context = self.contexts.get(message.metadata.dst_node_id)
+            if context is None:
+                continue
+            self._pushed += 1
+            message_id = f"message-{self._pushed}"
+            message.metadata.__dict__["_message_id"] = message_id
+            pushed.append(message_id)
+            fault = self.fault(message, int(context.node_config["partition-id"])) if self.fault else None
+            if fault != "drop":
+                self._replies[message_id] = self._answer(message, context, fault)
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The answers to `message_ids` that are there."""
+        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Flower's interface; nothing ever has to be waited for."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message, context: Context, fault: str | None) -> Message:
+        state = RecordDict(dict(context.state))
+        try:
+            if fault == "raise":
+                raise RuntimeError("injected fault")
+            return self.client_app(message, context)
+        except Exception as error:
+            context.state = state
+            return Message(Error(2, f"{traceback.format_exc()}\n{error}"), reply_to=message)
+
+
+def run_local(run_config: dict[str, Any], fault: Fault | None = None) -> LocalGrid:
+    """Run the application once, in this process.
+
+    Args:
+        run_config: Some or all of the run-config keys of pyproject.toml (`dataset`, `strategy`, `seed`,
+            `overrides`, `output-dir`, `resume`).
+        fault: Plays unreliable clients.
+
+    Returns:
+        The grid with the clients' contexts as they are at the end.
+
+    Raises:
+        Exception: Whatever ends the run; `result.json` in the output directory says the same.
+    """
+    from client_app.app import app as client_app
+    from server_app.app import app as server_app
+
+    config = {**DEFAULT_RUN_CONFIG, **run_config}
+    grid = LocalGrid(client_app, number_of_clients(settings_of_run(config)), config, fault)
+    server_app(grid, Context(RUN_ID, RUN_ID, {}, RecordDict(), config))
+    return grid
+
+
+# As in pyproject.toml ([tool.flwr.app.config]); a test keeps the two equal.
+DEFAULT_RUN_CONFIG: dict[str, Any] = {
+    "dataset": "ml-100k",
+    "strategy": "fedhur",
+    "seed": 1,
+    "overrides": "",
+    "output-dir": "",
+    "resume": "",
+}

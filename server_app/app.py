@@ -1,0 +1,224 @@
+"""The ServerApp: resolve the settings, meet the clients, run the strategy, write the result."""
+
+import os
+import platform
+import time
+import traceback
+from importlib.metadata import version
+from logging import ERROR
+from pathlib import Path
+from typing import Any
+
+import yaml
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+import fedhur_app
+from fedhur_app.config import Settings, settings_of_run
+from fedhur_app.data.experiment import prepare_data
+from fedhur_app.data.shards import PreparedData
+from fedhur_app.fingerprint import code_fingerprint
+from fedhur_app.files import write_text
+from fedhur_app.protocol import Content, Stage
+from server_app.checkpoint import RunFolder
+from server_app.stages import RunError, StageRunner, say
+from server_app.strategies import server_strategy
+from server_app.strategies.base import Fleet, Outcome, Progress
+
+app = ServerApp()
+
+# A simulation's nodes are all there within a moment: a count that stands still for so long is the final one.
+SETTLED_SECONDS = 3.0
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Entry point of `flwr run` and of the local runtime."""
+    start = time.perf_counter()
+    config = dict(context.run_config)
+    resume = str(config["resume"])
+    output = str(config["output-dir"]) or resume or f"runs/{context.run_id}"
+    folder = RunFolder(Path(output).expanduser().resolve())
+    identity: dict[str, Any] = {
+        "dataset": config["dataset"],
+        "strategy": config["strategy"],
+        "seed": config["seed"],
+    }
+    say("output: %s", folder.path)
+    try:
+        settings = settings_of_run(config)
+        identity = {
+            "dataset": settings.dataset.name,
+            "strategy": settings.strategy,
+            "seed": settings.seed,
+        }
+        outcome = _run(grid, settings, folder, resume)
+    except BaseException as error:
+        reason = str(error) or type(error).__name__
+        folder.write_result(
+            {
+                "status": "failed",
+                **identity,
+                "reason": reason,
+                "error": type(error).__name__,
+                "traceback": traceback.format_exc(),
+                "seconds": time.perf_counter() - start,
+                "versions": versions(),
+            }
+        )
+        say("failed: %s", reason, level=ERROR)
+        say("output: %s", folder.path)
+        raise
+    folder.write_result(
+        {
+            "status": "completed",
+            **identity,
+            "rounds": outcome.rounds,
+            "best_round": outcome.best_round,
+            "validation": outcome.validation,
+            "test": outcome.test,
+            "users_evaluated": outcome.users_evaluated,
+            "bytes_up": outcome.bytes_up,
+            "bytes_down": outcome.bytes_down,
+            "seconds": outcome.seconds,
+            "absent_at_test": {str(client): reason for client, reason in outcome.absent_at_test.items()},
+            "versions": versions(),
+        }
+    )
+    k = settings.evaluation.k
+    say("test ndcg@%d %.4f (model of round %d)", k, outcome.test[f"ndcg@{k}"], outcome.best_round)
+    say("output: %s", folder.path)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers, for config.yaml and result.json."""
+    packages = ("flwr", "torch", "numpy", "scipy", "scikit-learn")
+    return {
+        "fedhur": fedhur_app.__version__,
+        "code": code_fingerprint(),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        **{package: version(package) for package in packages},
+    }
+
+
+def _run(grid: Grid, settings: Settings, folder: RunFolder, resume: str) -> Outcome:
+    data = prepare_data(settings)
+    progress, arrays = None, {}
+    if resume:
+        plain, arrays = RunFolder(Path(resume).expanduser().resolve()).load_server()
+        progress = Progress.from_plain(plain)
+    fleet = meet(grid, settings, data, folder, progress.round if progress else 0)
+    strategy = server_strategy(settings.algorithm)(settings, fleet, folder)
+    if progress:
+        strategy.resume(progress, arrays)
+        folder.rewrite_history(folder.read_history(progress.round))
+        say("resumed after round %d", progress.round)
+    else:
+        folder.rewrite_history([])
+    _write_config(folder, settings, data)
+    return strategy.start(grid)
+
+
+def _write_config(folder: RunFolder, settings: Settings, data: PreparedData | None) -> None:
+    content = {
+        "settings": yaml.safe_load(settings.to_yaml()),
+        "data": {"fingerprint": data.fingerprint, "folder": str(data.folder)} if data else "with the clients",
+        "versions": versions(),
+    }
+    write_text(folder.config, yaml.safe_dump(content, sort_keys=False))
+
+
+def meet(
+    grid: Grid, settings: Settings, data: PreparedData | None, folder: RunFolder, resume_round: int
+) -> Fleet:
+    """Wait for the nodes and learn who is who.
+
+    Raises:
+        RunError: The number of nodes is wrong, they run other code, two claim the same client, or their catalogues
+            differ.
+    """
+    expected = data.clients if data else settings.dataset.clients.number
+    ids = _wait_for_nodes(grid, expected, settings, simulated=data is not None)
+    request = Content(
+        {
+            "code": code_fingerprint(),
+            "data": str(data.folder) if data else None,
+            "checkpoint": str(folder.checkpoint),
+            "resume_round": resume_round,
+        }
+    )
+    # Clients are not known yet: nodes are numbered in the order in which Flower lists them.
+    nodes = dict(enumerate(ids))
+    runner = StageRunner(grid, nodes, 1.0, settings.server.stage_timeout)
+    try:
+        result = runner.call(Stage.HELLO, 0, dict.fromkeys(nodes, request), "hello")
+    except RunError as error:
+        raise RunError(
+            f"the handshake failed: {error}. Clients that do not know the handshake run another app: a SuperLink "
+            "that was started in another folder serves that folder's client code. Stop it and start again from this "
+            "project's folder"
+        ) from error
+    hellos = {nodes[number]: content.fields for number, content in result.replies.items()}
+    codes = {str(fields["code"]) for fields in hellos.values()} - {code_fingerprint()}
+    if codes:
+        raise RunError(
+            f"clients run other code ({', '.join(sorted(codes))}) than the server ({code_fingerprint()}): a "
+            "SuperLink or SuperNode from another folder or version is in use. Stop it, start it again from this "
+            "project's folder and run again"
+        )
+    by_client: dict[int, int] = {}
+    for node, fields in hellos.items():
+        client = int(fields["client"])
+        if client in by_client:
+            raise RunError(
+                f"two nodes ({by_client[client]} and {node}) both claim to be client {client}: give each SuperNode "
+                "its own data (data-path or partition-id in its node config)"
+            )
+        by_client[client] = node
+    catalogues = {int(fields["n_items"]) for fields in hellos.values()}
+    if len(catalogues) != 1:
+        raise RunError(f"the clients' catalogues differ in size ({sorted(catalogues)} items): they must be the same")
+    lost = [fields["client"] for fields in hellos.values() if resume_round and not fields.get("restored")]
+    if lost and data is not None:
+        raise RunError(
+            f"no private state of client {lost[0]} as of round {resume_round} in {folder.checkpoint}: the run cannot "
+            "be resumed"
+        )
+    return Fleet(
+        nodes=dict(sorted(by_client.items())),
+        n_items=catalogues.pop(),
+        valid_users={int(fields["client"]): int(fields["valid_users"]) for fields in hellos.values()},
+        data=data.folder if data else None,
+    )
+
+
+def _wait_for_nodes(grid: Grid, expected: int, settings: Settings, simulated: bool) -> list[int]:
+    start = changed = time.monotonic()
+    ids: list[int] = []
+    while True:
+        found = sorted(grid.get_node_ids())
+        now = time.monotonic()
+        if len(found) != len(ids):
+            ids, changed = found, now
+        if len(ids) == expected and now - changed >= 0.2:
+            return ids
+        if simulated and ids and now - changed > SETTLED_SECONDS:
+            break
+        if now - start > settings.server.connect_timeout:
+            break
+        time.sleep(0.1)
+    if simulated:
+        options = f"num-supernodes={expected} client-resources-num-cpus=1"
+        what = (
+            f"--run-config 'dataset=\"{settings.dataset.name}\" strategy=\"{settings.strategy}\"' "
+            f"--federation-config \"{options}\""
+        )
+        raise RunError(
+            f"data set {settings.dataset.name!r} has {expected} clients, but there are {len(ids)} SuperNodes. "
+            f"Run: flwr run . --stream {what}"
+        )
+    raise RunError(
+        f"{expected} clients are expected (dataset.clients.number), {len(ids)} SuperNodes are connected after "
+        f"{settings.server.connect_timeout:g} s: start the missing ones, or set dataset.clients.number={len(ids)}"
+    )

@@ -1,0 +1,96 @@
+"""Files of a run: history, server checkpoint, result. Everything is written atomically or appended line by line."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedhur_app.files import read_arrays, write_arrays, write_json, write_text
+
+CHECKPOINT_FORMAT = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that is missing or cannot be read."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The output directory of one run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """All resolved settings, versions and the data fingerprint."""
+        return self.path / "config.yaml"
+
+    @property
+    def history(self) -> Path:
+        """One JSON object a round."""
+        return self.path / "history.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """The outcome."""
+        return self.path / "result.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Folder of the server's state and, in simulation, the clients' private states."""
+        return self.path / "checkpoint"
+
+    def append_history(self, line: dict[str, Any]) -> None:
+        """Add one round."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.history.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def read_history(self, last_round: int) -> list[dict[str, Any]]:
+        """Rounds 1 to `last_round`; a half-written line at the end is ignored."""
+        rounds = []
+        if self.history.is_file():
+            for text in self.history.read_text(encoding="utf-8").splitlines():
+                try:
+                    line = json.loads(text)
+                except json.JSONDecodeError:
+                    break
+                if line["round"] <= last_round:
+                    rounds.append(line)
+        return rounds
+
+    def rewrite_history(self, rounds: list[dict[str, Any]]) -> None:
+        """Replace the history (on a resume: drop what lies beyond the checkpoint)."""
+        write_text(self.history, "".join(json.dumps(line) + "\n" for line in rounds))
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write result.json."""
+        write_json(self.result, result)
+
+    def save_server(self, progress: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Write the server's checkpoint: `progress` (plain values) and the strategy's arrays."""
+        header = json.dumps({"format": CHECKPOINT_FORMAT, **progress})
+        write_arrays(self.checkpoint / "server.npz", {"_progress": np.array(header), **arrays})
+
+    def load_server(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Read what :meth:`save_server` wrote.
+
+        Raises:
+            CheckpointError: There is no readable checkpoint.
+        """
+        path = self.checkpoint / "server.npz"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path} does not exist: the run in {self.path} has no checkpoint (it ended before its first round, "
+                "or server.checkpoint_every is 0). Start it anew in another folder"
+            )
+        try:
+            arrays = read_arrays(path)
+            progress = json.loads(str(arrays.pop("_progress")))
+        except Exception as error:
+            raise CheckpointError(f"{path} is damaged ({error}): the run cannot be resumed") from error
+        if progress.pop("format") != CHECKPOINT_FORMAT:
+            raise CheckpointError(f"{path} was written by another version of fedhur")
+        return progress, arrays

@@ -1,0 +1,231 @@
+"""One stage of a round: fan-out, collect, classify, quorum, order, bytes. Every message goes through here."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedhur_app.protocol import Content, ProtocolError, Stage, bytes_by_record, decode, encode
+
+# Marks the lines that are for the person who watches the run (the command line shows these only).
+FOR_PEOPLE = "fedhur | "
+
+
+class RunError(RuntimeError):
+    """The run cannot go on; the text says why, where and what to do."""
+
+
+class QuorumError(RunError):
+    """Too few clients answered a stage."""
+
+
+class DeadWorkerError(RunError):
+    """A Ray worker died: Flower's simulation cannot recover from that."""
+
+
+class DivergedRunError(RunError):
+    """A client's model, or what it sent, is not finite."""
+
+
+def say(text: str, *arguments: object, level: int = INFO) -> None:
+    """Write one line for the person who watches the run."""
+    log(level, FOR_PEOPLE + text, *arguments)
+
+
+@dataclass
+class StageResult:
+    """What came back from one stage.
+
+    Attributes:
+        replies: Client -> its answer, in the order of client numbers (float sums must not depend on arrival).
+        absent: Client -> why it is not among the replies.
+        bytes_down: Record name -> bytes over all requests of the stage.
+        bytes_up: Record name -> bytes over all accepted replies.
+        seconds: Wall time of the stage.
+    """
+
+    stage: str
+    replies: dict[int, Content] = field(default_factory=dict)
+    absent: dict[int, str] = field(default_factory=dict)
+    bytes_down: dict[str, int] = field(default_factory=dict)
+    bytes_up: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class StageRunner:
+    """Sends the requests of a stage and returns the answers by client.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        nodes: Client number -> Flower node id.
+        quorum: Share of a stage's clients that must answer.
+        timeout: Seconds that a stage may take.
+    """
+
+    def __init__(self, grid: Grid, nodes: dict[int, int], quorum: float, timeout: float) -> None:
+        self.grid = grid
+        self.nodes = nodes
+        self.quorum = quorum
+        self.timeout = timeout
+
+    def call(
+        self, stage: str, round_: int, requests: Mapping[int, Content], label: str, quorum: float | None = None
+    ) -> StageResult:
+        """Run one stage.
+
+        Args:
+            stage: Message type, one of :class:`Stage`.
+            round_: Round number; answers of another round are refused.
+            requests: Client -> content. Equal objects are encoded once.
+            label: What the log line calls the round.
+            quorum: Instead of the runner's own.
+
+        Raises:
+            QuorumError: Fewer clients than the quorum answered.
+            DeadWorkerError: A Ray worker died.
+            DivergedRunError: An answer says or shows that a model is not finite.
+        """
+        start = time.perf_counter()
+        result = StageResult(stage)
+        messages = self._messages(stage, round_, requests, result)
+        clients = {self.nodes[client]: client for client in requests}
+        errors: dict[int, str] = {}
+        for message in self.grid.send_and_receive(messages, timeout=self.timeout):
+            node = message.metadata.src_node_id
+            if message.has_error():
+                reason = message.error.reason or f"error code {message.error.code}"
+                _check_worker(reason)
+                if node in clients:
+                    errors[clients[node]] = _last_line(reason)
+                continue
+            if node not in clients:
+                continue
+            client = clients[node]
+            try:
+                content = decode(message.content)
+            except ProtocolError as error:
+                errors[client] = str(error)
+                continue
+            problem = _refusal(content, client, stage, round_)
+            if problem:
+                errors[client] = problem
+                continue
+            _check_finite(content, client, stage, round_)
+            result.replies[client] = content
+            _add(result.bytes_up, bytes_by_record(message.content))
+        result.replies = dict(sorted(result.replies.items()))
+        result.absent = {
+            client: errors.get(client, f"no answer within {self.timeout:g} s")
+            for client in sorted(requests)
+            if client not in result.replies
+        }
+        result.seconds = time.perf_counter() - start
+        self._report(result, len(requests), label)
+        needed = (self.quorum if quorum is None else quorum) * len(requests)
+        if len(result.replies) < needed:
+            raise QuorumError(
+                f"{label}, {stage}: {len(result.replies)} of {len(requests)} clients answered, {needed:g} are needed "
+                f"(server.quorum). Absent: {_name(result.absent)}"
+            )
+        return result
+
+    def _messages(
+        self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult
+    ) -> list[Message]:
+        encoded: dict[int, RecordDict] = {}
+        sizes: dict[int, dict[str, int]] = {}
+        messages = []
+        for client, content in sorted(requests.items()):
+            key = id(content)
+            if key not in encoded:
+                encoded[key] = encode(content)
+                sizes[key] = bytes_by_record(encoded[key])
+            _add(result.bytes_down, sizes[key])
+            messages.append(
+                Message(
+                    encoded[key],
+                    self.nodes[client],
+                    stage,
+                    ttl=self.timeout,
+                    group_id=f"round-{round_}",
+                )
+            )
+        return messages
+
+    def _report(self, result: StageResult, asked: int, label: str) -> None:
+        say(
+            "%s | %s | %d/%d clients | %.1f s | up %s, down %s",
+            label,
+            result.stage,
+            len(result.replies),
+            asked,
+            result.seconds,
+            mebibytes(sum(result.bytes_up.values())),
+            mebibytes(sum(result.bytes_down.values())),
+        )
+        if result.absent:
+            say("%s | %s | absent: %s", label, result.stage, _name(result.absent), level=WARNING)
+
+
+def mebibytes(number: int) -> str:
+    """`number` bytes as text in MiB."""
+    return f"{number / 2**20:.2f} MiB"
+
+
+def _add(total: dict[str, int], more: dict[str, int]) -> None:
+    for name, number in more.items():
+        total[name] = total.get(name, 0) + number
+
+
+def _check_worker(reason: str) -> None:
+    if any(name in reason for name in ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError")):
+        raise DeadWorkerError(
+            "a Ray worker process died (killed, or out of memory?); Flower's simulation cannot replace it, so the "
+            "run ends here. Start it again with --resume, with fewer clients at once if memory ran out"
+        )
+
+
+def _last_line(reason: str) -> str:
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return (lines[-1] if lines else "unknown error")[-300:]
+
+
+def _refusal(content: Content, client: int, stage: str, round_: int) -> str:
+    fields = content.fields
+    if stage == Stage.HELLO:
+        return ""
+    if (fields.get("round"), fields.get("stage")) != (round_, stage):
+        return f"stale answer refused: it belongs to round {fields.get('round')}, stage {fields.get('stage')}"
+    if fields.get("client") != client:
+        return f"answer refused: it names client {fields.get('client')}"
+    return ""
+
+
+def _check_finite(content: Content, client: int, stage: str, round_: int) -> None:
+    problem = content.fields.get("diverged")
+    if not problem:
+        numbers = {name: value for name, value in content.fields.items() if isinstance(value, float)}
+        arrays = {
+            f"{record}/{name}": tensor
+            for record, tensors in content.arrays.items()
+            for name, tensor in tensors.items()
+            if tensor.is_floating_point()
+        }
+        bad = [name for name, value in numbers.items() if value != value or abs(value) == float("inf")]
+        bad += [name for name, tensor in arrays.items() if not bool(torch.isfinite(tensor).all())]
+        problem = f"{bad[0]} is not finite" if bad else ""
+    if problem:
+        raise DivergedRunError(
+            f"client {client}, round {round_}, {stage}: {problem}. Lower train.lr; the last good checkpoint is kept"
+        )
+
+
+def _name(absent: dict[int, str], most: int = 5) -> str:
+    shown = [f"client {client} ({reason})" for client, reason in list(absent.items())[:most]]
+    more = len(absent) - most
+    return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")

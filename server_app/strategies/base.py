@@ -1,0 +1,355 @@
+"""The rounds of every strategy: sampling, stages, pooled validation, early stopping, checkpoints, the final test.
+
+A strategy names its stages and gives, for each, what is sent (`configure_<stage>`) and what is done with the answers
+(`aggregate_<stage>`). Flower's own `Strategy` fixes one train and one evaluate exchange a round, so this class keeps
+its form (`strategy.start(grid)`) without inheriting from it.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from fedhur_app.compute import server_threads, threads
+from fedhur_app.config import Settings
+from fedhur_app.evaluation.ranking import RankSums
+from fedhur_app.protocol import Content, Stage
+from fedhur_app.seeding import numpy_generator
+from server_app.checkpoint import RunFolder
+from server_app.stages import StageResult, StageRunner, say
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Who takes part, from the handshake.
+
+    Attributes:
+        nodes: Client number -> Flower node id.
+        n_items: Items of the catalogue that all clients share.
+        valid_users: Client number -> its users with validation items.
+        data: Folder of the prepared shards in simulation, None where clients bring their own data.
+    """
+
+    nodes: dict[int, int]
+    n_items: int
+    valid_users: dict[int, int]
+    data: Path | None
+
+    @property
+    def clients(self) -> list[int]:
+        """Client numbers in order."""
+        return sorted(self.nodes)
+
+
+@dataclass
+class Progress:
+    """What the rounds have led to so far; part of the checkpoint."""
+
+    round: int = 0
+    best_round: int = 0
+    best_value: float = -1.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    sums: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def to_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**self.__dict__, "sums": {str(client): sums for client, sums in self.sums.items()}}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "Progress":
+        """From JSON."""
+        return cls(**{**plain, "sums": {int(client): sums for client, sums in plain["sums"].items()}})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run reports."""
+
+    rounds: int
+    best_round: int
+    validation: dict[str, float]
+    test: dict[str, float]
+    users_evaluated: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    absent_at_test: dict[int, str]
+
+
+class StagedStrategy:
+    """Base of the server halves.
+
+    Args:
+        settings: The run's settings.
+        fleet: Who takes part.
+        folder: Where history and checkpoints go; None writes nothing.
+    """
+
+    stages: tuple[str, ...] = (Stage.ITEMS, Stage.PERSONALIZE)
+
+    def __init__(self, settings: Settings, fleet: Fleet, folder: RunFolder | None = None) -> None:
+        self.settings = settings
+        self.fleet = fleet
+        self.folder = folder
+        self.progress = Progress()
+        self._settings_json = settings.to_json()
+
+    # --- a run --------------------------------------------------------------------------------------------------
+
+    def start(self, grid: Grid) -> Outcome:
+        """Run the rounds that are left, then test the best model.
+
+        Raises:
+            RunError: The run cannot go on (see server_app/stages.py).
+        """
+        server = self.settings.server
+        runner = StageRunner(grid, self.fleet.nodes, server.quorum, server.stage_timeout)
+        with threads(server_threads(server.threads)):
+            while not self.finished():
+                self.run_round(runner, self.progress.round + 1)
+            return self.run_test(runner)
+
+    def finished(self) -> bool:
+        """Whether the last round was the last: all rounds done, or no better validation for `patience` rounds."""
+        done, settings = self.progress.round, self.settings
+        if done >= settings.rounds:
+            return True
+        return done >= settings.min_rounds and done - self.progress.best_round >= settings.patience
+
+    def run_round(self, runner: StageRunner, round_: int) -> None:
+        """One round: its stages in order, pooled validation, history, checkpoint."""
+        start = time.perf_counter()
+        label = f"round {round_}/{self.settings.rounds}"
+        every = self.settings.server.checkpoint_every
+        save = bool(self.folder and every and round_ % every == 0)
+        clients = self.sample(round_)
+        results: list[StageResult] = []
+        statistics: dict[str, Any] = {}
+        server_seconds: dict[str, float] = {}
+        for stage in self.stages:
+            clock = time.perf_counter()
+            contents = self._hook("configure", stage)(round_, clients)
+            last = stage == self.stages[-1]
+            requests = self._requests(contents, clients, round_, finish=last, save=save and last)
+            waited = time.perf_counter()
+            result = runner.call(stage, round_, requests, label)
+            answered = time.perf_counter()
+            statistics |= self._hook("aggregate", stage)(round_, result.replies) or {}
+            server_seconds[stage] = waited - clock + time.perf_counter() - answered
+            results.append(result)
+            clients = list(result.replies)
+        if save:
+            self._save_unfinished(runner, round_, label, results)
+        self._finish_round(round_, results, statistics, server_seconds, time.perf_counter() - start, save)
+
+    def sample(self, round_: int) -> list[int]:
+        """Clients of this round: all, or a seeded random share of them (at least one)."""
+        clients = self.fleet.clients
+        if self.settings.fraction_train >= 1.0:
+            return clients
+        number = max(1, math.ceil(self.settings.fraction_train * len(clients)))
+        generator = numpy_generator(self.settings.seed, "participants", round_)
+        return sorted(generator.choice(clients, number, replace=False).tolist())
+
+    def run_test(self, runner: StageRunner) -> Outcome:
+        """Rank the test rows of all clients with the model of the best round: the only look at the test rows."""
+        progress = self.progress
+        request = self.request(Content(), progress.round, finish=False, save=False)
+        request.fields["best_round"] = progress.best_round
+        requests = dict.fromkeys(self.fleet.clients, request)
+        result = runner.call(Stage.RANK, progress.round, requests, "test")
+        pooled = RankSums.zero(self.settings.evaluation.k)
+        for content in result.replies.values():
+            pooled = pooled + _sums(content, "test")
+        return Outcome(
+            rounds=progress.round,
+            best_round=progress.best_round,
+            validation=self._best_validation(),
+            test=pooled.means(),
+            users_evaluated=int(pooled.users),
+            bytes_up=progress.bytes_up,
+            bytes_down=progress.bytes_down,
+            seconds=progress.seconds + result.seconds,
+            absent_at_test=result.absent,
+        )
+
+    def resume(self, progress: Progress, arrays: dict[str, np.ndarray]) -> None:
+        """Continue after `progress.round` with the arrays of the checkpoint."""
+        self.progress = progress
+        self.load_state(arrays)
+
+    # --- pieces -------------------------------------------------------------------------------------------------
+
+    def request(self, content: Content, round_: int, *, finish: bool, save: bool) -> Content:
+        """`content` with the fields that every request carries."""
+        fields: dict[str, Any] = {
+            "settings": self._settings_json,
+            "round": round_,
+            "best_round": self.progress.best_round,
+            "finish": finish,
+            "save": save,
+        }
+        if self.fleet.data is not None:
+            fields["data"] = str(self.fleet.data)
+        if self.folder is not None:
+            fields["checkpoint"] = str(self.folder.checkpoint)
+        return Content(fields | content.fields, content.arrays)
+
+    def _requests(
+        self,
+        contents: Content | dict[int, Content],
+        clients: list[int],
+        round_: int,
+        *,
+        finish: bool,
+        save: bool,
+    ) -> dict[int, Content]:
+        """Requests by client; clients with the same content share one object, which is then encoded once."""
+        if isinstance(contents, Content):
+            contents = dict.fromkeys(clients, contents)
+        distinct = {id(content): content for content in contents.values()}
+        built = {
+            key: self.request(content, round_, finish=finish, save=save) for key, content in distinct.items()
+        }
+        return {client: built[id(content)] for client, content in contents.items()}
+
+    def _hook(self, what: str, stage: str) -> Callable[..., Any]:
+        hook: Callable[..., Any] = getattr(self, f"{what}_{stage.partition('.')[2]}")
+        return hook
+
+    def _save_unfinished(
+        self, runner: StageRunner, round_: int, label: str, results: list[StageResult]
+    ) -> None:
+        """Have clients that trained but missed the last stage write their state, so that a resume finds it."""
+        missed = sorted(set(results[0].replies) - set(results[-1].replies))
+        if missed:
+            request = self.request(Content(), round_, finish=False, save=True)
+            runner.call(Stage.CHECKPOINT, round_, dict.fromkeys(missed, request), label, quorum=0.0)
+
+    def _finish_round(
+        self,
+        round_: int,
+        results: list[StageResult],
+        statistics: dict[str, Any],
+        server_seconds: dict[str, float],
+        seconds: float,
+        save: bool,
+    ) -> None:
+        progress, k = self.progress, self.settings.evaluation.k
+        for client, content in results[-1].replies.items():
+            progress.sums[client] = _sums(content, "valid").to_dict()
+        validation = self._pooled_validation().means()
+        value = validation[f"ndcg@{k}"]
+        progress.round = round_
+        if value > progress.best_value:
+            progress.best_round, progress.best_value = round_, value
+        up = sum(sum(result.bytes_up.values()) for result in results)
+        down = sum(sum(result.bytes_down.values()) for result in results)
+        progress.bytes_up += up
+        progress.bytes_down += down
+        progress.seconds += seconds
+        trained = results[0].replies.values()
+        examples = sum(int(content.fields.get("examples", 0)) for content in trained)
+        loss = sum(float(content.fields.get("loss_sum", 0.0)) for content in trained) / max(examples, 1)
+        participants = len(results[0].replies) + len(results[0].absent)
+        line = {
+            "round": round_,
+            "clients": participants,
+            "examples": examples,
+            "skipped_users": sum(int(content.fields.get("skipped_users", 0)) for content in trained),
+            "loss": loss,
+            "validation": validation,
+            "best_round": progress.best_round,
+            **statistics,
+            "stages": {
+                result.stage: {
+                    "replies": len(result.replies),
+                    "absent": {str(client): reason for client, reason in result.absent.items()},
+                    "bytes_up": result.bytes_up,
+                    "bytes_down": result.bytes_down,
+                }
+                for result in results
+            },
+            "bytes_up_per_client": up / participants,
+            "bytes_down_per_client": down / participants,
+            "seconds": {
+                "round": seconds,
+                "stages": {result.stage: result.seconds for result in results},
+                "server": server_seconds,
+            },
+        }
+        if self.folder is not None:
+            self.folder.append_history(line)
+            if save:
+                self.folder.save_server(progress.to_plain(), self.state())
+        say(
+            "round %d/%d | validation ndcg@%d %.4f (best %.4f, round %d) | loss %.4f | %.1f s",
+            round_,
+            self.settings.rounds,
+            k,
+            value,
+            progress.best_value,
+            progress.best_round,
+            loss,
+            seconds,
+        )
+
+    def _pooled_validation(self) -> RankSums:
+        """Sums over all clients: the latest of each; zeros for the users of those who have not taken part yet."""
+        k = self.settings.evaluation.k
+        pooled = RankSums.zero(k)
+        for client in self.fleet.clients:
+            latest = self.progress.sums.get(client)
+            unseen = {**RankSums.zero(k).to_dict(), "users": float(self.fleet.valid_users[client])}
+            pooled = pooled + RankSums.from_dict(latest or unseen)
+        return pooled
+
+    def _best_validation(self) -> dict[str, float]:
+        if self.folder is not None:
+            for line in self.folder.read_history(self.progress.round):
+                if line["round"] == self.progress.best_round:
+                    return dict(line["validation"])
+        return {f"ndcg@{self.settings.evaluation.k}": self.progress.best_value}
+
+    # --- hooks of a strategy ------------------------------------------------------------------------------------
+
+    def configure_items(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:
+        """What goes down with the call to train; by default nothing."""
+        return Content()
+
+    def aggregate_items(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
+        """Use the uploads; may return statistics for the history."""
+        return None
+
+    def configure_personalize(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:
+        """The last answer of the round."""
+        raise NotImplementedError(f"{type(self).__module__} does not say what clients get back")
+
+    def aggregate_personalize(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
+        """Use what clients report about the last stage; may return statistics for the history."""
+        return None
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Arrays that a resume needs, beyond the progress of the rounds."""
+        return {}
+
+    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+        """The inverse of :meth:`state`."""
+
+
+def _sums(content: Content, split: str) -> RankSums:
+    prefix = f"{split}."
+    return RankSums.from_dict(
+        {
+            name.removeprefix(prefix): value
+            for name, value in content.fields.items()
+            if name.startswith(prefix)
+        }
+    )
