@@ -1,0 +1,37 @@
+"""From settings to data: which interactions, how many clients, the prepared shards of a run."""
+
+from fedhur_app.config import Settings
+from fedhur_app.data.catalog import load_dataset
+from fedhur_app.data.interactions import Interactions
+from fedhur_app.data.shards import PreparedData, prepare
+
+# With this data set every node brings its own rows (`data-path` in its node config) and the server holds none.
+OWN_DATA = "own-data"
+
+
+def load_interactions_of(settings: Settings) -> Interactions:
+    """The data set that the settings name (fetched if it never was)."""
+    dataset = settings.dataset
+    return load_dataset(dataset.name, synthetic=dataset.synthetic.model_dump() | {"seed": settings.seed})
+
+
+def number_of_clients(settings: Settings) -> int:
+    """How many clients a run with these settings has."""
+    if settings.dataset.clients.kind == "one-user":
+        return load_interactions_of(settings).n_users
+    return settings.dataset.clients.number
+
+
+def prepare_data(settings: Settings) -> PreparedData | None:
+    """Split the data and write one shard a client; None where the clients bring their own."""
+    dataset = settings.dataset
+    if dataset.name == OWN_DATA:
+        return None
+    return prepare(
+        load_interactions_of(settings),
+        dataset.split.kind,
+        dataset.split.ratios,
+        dataset.clients.kind,
+        dataset.clients.number,
+        settings.seed,
+    )

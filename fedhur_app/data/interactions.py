@@ -1,0 +1,222 @@
+"""Interactions of users with items: one data set with dense ids, however it was written on disk."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedhur_app.data.errors import DataError
+
+_INTEGER = re.compile(r"[+-]?\d+")
+
+
+@dataclass(frozen=True, eq=False)
+class Interactions:
+    """One data set: each row says that a user had to do with an item. No (user, item) pair occurs twice.
+
+    Attributes:
+        name: Name of the data set.
+        users: int64 (n,), values 0..n_users-1, in the order of the file.
+        items: int64 (n,), values 0..n_items-1.
+        ratings: float32 (n,), or None when the data has none.
+        timestamps: int64 (n,), or None. Never a float: float32 cannot tell two neighbouring seconds apart.
+        user_ids: The original id of each user as text, (n_users,).
+        item_ids: The original id of each item as text, (n_items,).
+        item_titles: Title of each item as text, "" where unknown, (n_items,); None without a title file.
+        item_genres: Genres of each item, () where unknown; None without such a file.
+        user_zip_codes: Zip code of each user as text, "" where unknown, (n_users,); None if not known.
+        notes: What the loader dropped, counted, in words for people.
+    """
+
+    name: str
+    users: np.ndarray
+    items: np.ndarray
+    ratings: np.ndarray | None
+    timestamps: np.ndarray | None
+    user_ids: np.ndarray
+    item_ids: np.ndarray
+    item_titles: np.ndarray | None = None
+    item_genres: tuple[tuple[str, ...], ...] | None = None
+    user_zip_codes: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n_users(self) -> int:
+        """Number of users."""
+        return len(self.user_ids)
+
+    @property
+    def n_items(self) -> int:
+        """Number of items of the catalogue, also those nobody has touched."""
+        return len(self.item_ids)
+
+    def __len__(self) -> int:
+        """Number of interactions."""
+        return len(self.users)
+
+    def fingerprint(self) -> str:
+        """16 hex digits that change when users, items, timestamps, their order or the ids change.
+
+        Ratings, titles, genres and zip codes do not count. The same on every machine.
+        """
+        digest = hashlib.sha256()
+        for part in (self.users, self.items, self.timestamps):
+            digest.update(b"none" if part is None else np.ascontiguousarray(part, "<i8").tobytes())
+            digest.update(b"|")
+        for ids in (self.user_ids, self.item_ids):
+            digest.update(json.dumps(ids.tolist()).encode())
+        return digest.hexdigest()[:16]
+
+
+def _id_array(raw: npt.ArrayLike, what: str) -> np.ndarray:
+    """Ids as an integer or a text array, or an error that names the row."""
+    array = np.asarray(raw)
+    if array.ndim != 1:
+        raise DataError(f"{what} ids must be a flat list, not an array of shape {array.shape}")
+    if array.dtype.kind == "O":
+        for row, value in enumerate(array):
+            if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
+                raise DataError(
+                    f"row {row}: the {what} id is a {type(value).__name__}; ids must be integers or text"
+                )
+        array = array.astype(str)
+    if len(array) and array.dtype.kind not in "iuU":
+        raise DataError(f"{what} ids must be integers or text, not {array.dtype}")
+    if array.dtype.kind == "U" and (empty := np.flatnonzero(np.char.strip(array) == "")).size:
+        raise DataError(f"row {empty[0]}: the {what} id is empty")
+    return array
+
+
+def _dense(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number the distinct ids 0, 1, ...: by value when all are integers, else by text.
+
+    Returns:
+        Numbers int64 (n,) and the distinct ids as text, in that order.
+    """
+    distinct, codes = np.unique(array, return_inverse=True)
+    if array.dtype.kind == "U" and all(map(_INTEGER.fullmatch, distinct)):
+        texts = distinct.tolist()
+        # "01" and "1" are two ids with one value: the text decides between them.
+        order = np.array(sorted(range(len(texts)), key=lambda i: (int(texts[i]), texts[i])))
+        number = np.empty_like(order)
+        number[order] = np.arange(len(order))
+        distinct, codes = distinct[order], number[codes]
+    return codes.astype(np.int64), distinct.astype(str)
+
+
+def _whole_numbers(raw: npt.ArrayLike, what: str) -> np.ndarray:
+    array = np.asarray(raw)
+    if array.dtype.kind == "f":
+        if array.dtype.itemsize < 8:
+            raise DataError(f"{what} are {array.dtype}, which cannot hold seconds exactly; give int64")
+        if (bad := np.flatnonzero(~np.isfinite(array) | (array != np.floor(array)))).size:
+            raise DataError(f"row {bad[0]}: the timestamp is not a whole number")
+    elif array.dtype.kind not in "iu":
+        raise DataError(f"{what} must be whole numbers, not {array.dtype}")
+    return array.astype(np.int64)
+
+
+def _last_of_each_pair(
+    users: np.ndarray, items: np.ndarray, n_items: int, timestamps: np.ndarray | None
+) -> np.ndarray:
+    """True for the rows to keep (n,): of each (user, item) the latest; ties and no times: the last row."""
+    pair = users * n_items + items
+    # Both sorts are stable: within a pair, and within a time, the order of the file stays.
+    order = np.argsort(pair, kind="stable") if timestamps is None else np.lexsort((timestamps, pair))
+    keep = np.zeros(len(pair), dtype=bool)
+    in_order = pair[order]
+    keep[order[np.append(in_order[1:] != in_order[:-1], True)]] = True
+    return keep
+
+
+def from_raw(
+    name: str,
+    raw_users: npt.ArrayLike,
+    raw_items: npt.ArrayLike,
+    ratings: npt.ArrayLike | None = None,
+    timestamps: npt.ArrayLike | None = None,
+    *,
+    catalogue: Iterable[str] | None = None,
+    item_titles: Mapping[str, str] | None = None,
+    item_genres: Mapping[str, Sequence[str]] | None = None,
+    user_zip_codes: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
+) -> Interactions:
+    """Build a data set from the columns of a file.
+
+    Ids become dense numbers, sorted by value if all are integers, else as text. The catalogue is the items
+    seen in the rows and those of `catalogue`. Of rows that repeat a (user, item) pair only the last is kept:
+    the latest by time, the last in the file where times tie or are absent; it keeps its place in the order.
+
+    Args:
+        name: Name of the data set.
+        raw_users: User ids, integers or text, (n,).
+        raw_items: Item ids, integers or text, (n,).
+        ratings: Numbers (n,), or None.
+        timestamps: Whole numbers (n,), or None; float64 is taken if every value is whole.
+        catalogue: Ids of items that belong to the catalogue even if no row names them.
+        item_titles: Title by original item id (as text); ids that do not occur are ignored.
+        item_genres: Genres by original item id.
+        user_zip_codes: Zip code by original user id.
+        notes: What the reader dropped before, in words.
+
+    Raises:
+        DataError: No rows, columns of unequal length, an id that is empty or neither integer nor text, a
+            rating that is not a finite number, a timestamp that is not a whole number.
+    """
+    users_raw, items_raw = _id_array(raw_users, "user"), _id_array(raw_items, "item")
+    n = len(users_raw)
+    columns = {"users": n, "items": len(items_raw)}
+    if ratings is not None:
+        ratings = np.asarray(ratings)
+        columns["ratings"] = len(ratings)
+    if timestamps is not None:
+        timestamps = np.asarray(timestamps)
+        columns["timestamps"] = len(timestamps)
+    if len(set(columns.values())) > 1:
+        listed = ", ".join(f"{column}: {length}" for column, length in columns.items())
+        raise DataError(f"{name}: the columns have unequal lengths ({listed})")
+    if n == 0:
+        raise DataError(f"{name}: there are no interactions")
+    if ratings is not None:
+        if ratings.dtype.kind not in "iuf":
+            raise DataError(f"{name}: ratings must be numbers, not {ratings.dtype}")
+        if (bad := np.flatnonzero(~np.isfinite(ratings))).size:
+            raise DataError(f"{name}: row {bad[0]}: the rating is not a finite number")
+        ratings = ratings.astype(np.float32)
+    if timestamps is not None:
+        timestamps = _whole_numbers(timestamps, f"{name}: timestamps")
+
+    if catalogue is not None:
+        items_raw = np.concatenate([items_raw.astype(str), np.array(list(catalogue), dtype=str)])
+    users, user_ids = _dense(users_raw)
+    items, item_ids = _dense(items_raw)
+    items = items[:n]
+
+    keep = _last_of_each_pair(users, items, len(item_ids), timestamps)
+    dropped = n - int(keep.sum())
+    notes = tuple(notes)
+    if dropped:
+        notes += (f"{dropped} repeated (user, item) pair{'s' * (dropped > 1)}: the last was kept",)
+
+    return Interactions(
+        name=name,
+        users=users[keep],
+        items=items[keep],
+        ratings=None if ratings is None else ratings[keep],
+        timestamps=None if timestamps is None else timestamps[keep],
+        user_ids=user_ids,
+        item_ids=item_ids,
+        item_titles=_looked_up(item_titles, item_ids),
+        item_genres=None if item_genres is None else tuple(tuple(item_genres.get(i, ())) for i in item_ids),
+        user_zip_codes=_looked_up(user_zip_codes, user_ids),
+        notes=notes,
+    )
+
+
+def _looked_up(values: Mapping[str, str] | None, ids: np.ndarray) -> np.ndarray | None:
+    return None if values is None else np.array([values.get(i, "") for i in ids], dtype=str)

@@ -1,0 +1,1 @@
+"""Tests of fedhur_app.data."""

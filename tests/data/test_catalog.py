@@ -1,0 +1,145 @@
+import hashlib
+import io
+import urllib.error
+import zipfile
+
+import numpy as np
+import pytest
+
+from fedhur_app.data import movielens
+from fedhur_app.data.catalog import DATASETS, data_home, fetch, load_dataset
+from fedhur_app.data.errors import DataError
+from fedhur_app.data.formats import read_recbole
+from tests.data.test_formats import write_grouplens, write_recbole
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """Both sources of MovieLens 100K with made-up rows, as bytes and as a file; nothing uses the network."""
+    files = tmp_path / "files"
+    files.mkdir()
+    write_grouplens(files)
+    write_recbole(files)
+    archive, wheel = io.BytesIO(), tmp_path / "recbole.whl"
+    with zipfile.ZipFile(archive, "w") as members:
+        for name in ("u.data", "u.item", "u.user"):
+            members.write(files / name, f"ml-100k/{name}")
+    with zipfile.ZipFile(wheel, "w") as members:
+        for name in movielens.PACKAGE_SHA256:
+            members.write(files / name, f"{movielens.PACKAGE_FOLDER}/{name}")
+    checksums = {
+        name: hashlib.sha256((files / name).read_bytes()).hexdigest() for name in movielens.PACKAGE_SHA256
+    }
+    content = movielens.content_sha256(read_recbole(files, "ml-100k"))
+    monkeypatch.setattr(movielens, "ZIP_MD5", hashlib.md5(archive.getvalue()).hexdigest())
+    monkeypatch.setattr(movielens, "PACKAGE_SHA256", checksums)
+    monkeypatch.setattr(movielens, "CONTENT_SHA256", content)
+    monkeypatch.setattr(movielens, "_download", lambda url: archive.getvalue())
+    monkeypatch.setattr(movielens, "_download_package", lambda workspace: wheel)
+    return tmp_path
+
+
+def unreachable(url):
+    raise urllib.error.URLError("no route to host")
+
+
+def same(one, two):
+    arrays = ("users", "items", "ratings", "timestamps", "user_ids", "item_ids", "item_titles")
+    return (
+        all(np.array_equal(getattr(one, key), getattr(two, key)) for key in (*arrays, "user_zip_codes"))
+        and one.item_genres == two.item_genres
+        and (one.name, one.notes) == (two.name, two.notes)
+    )
+
+
+def test_publisher_and_package_give_the_same_data(sources, monkeypatch):
+    said = []
+    fetch("ml-100k", sources / "a", said.append)
+    assert not any("not reachable" in line for line in said)
+    monkeypatch.setattr(movielens, "_download", unreachable)
+    fetch("ml-100k", sources / "b", said.append)
+    assert any("not reachable (no route to host)" in line for line in said)
+    one, two = load_dataset("ml-100k", sources / "a"), load_dataset("ml-100k", sources / "b")
+    assert same(one, two)
+    assert one.item_titles.tolist() == ["Café, Le (1991)", "unknown"]
+    assert one.item_genres == (("Comedy", "Drama"), ("unknown",))
+
+
+def test_the_licence_is_shown_once_and_the_network_used_once(sources, monkeypatch):
+    said = []
+    folder = fetch("ml-100k", sources / "home", said.append)
+    assert sum("GroupLens" in line and "redistribution" in line for line in said) == 1
+    monkeypatch.setattr(movielens, "_download", unreachable)
+    monkeypatch.setattr(movielens, "_download_package", unreachable)
+    said.clear()
+    assert fetch("ml-100k", sources / "home", said.append) == folder
+    assert said == []
+    assert len(load_dataset("ml-100k", sources / "home")) == 4
+
+
+@pytest.mark.parametrize("wrong", ["ZIP_MD5", "CONTENT_SHA256"])
+def test_a_wrong_checksum_of_the_publisher_leaves_nothing_behind(sources, monkeypatch, wrong):
+    monkeypatch.setattr(movielens, wrong, "0" * 32)
+    with pytest.raises(DataError, match="nothing was kept"):
+        fetch("ml-100k", sources / "home", lambda line: None)
+    assert list((sources / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["ml-100k.inter", "ml-100k.item", "ml-100k.user"])
+def test_a_wrong_checksum_in_the_package_leaves_nothing_behind(sources, monkeypatch, file):
+    monkeypatch.setattr(movielens, "_download", unreachable)
+    monkeypatch.setitem(movielens.PACKAGE_SHA256, file, "0" * 64)
+    with pytest.raises(DataError, match=f"{file}.*wrong checksum"):
+        fetch("ml-100k", sources / "home", lambda line: None)
+    assert list((sources / "home").iterdir()) == []
+
+
+def test_when_pip_fails_too_the_error_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(movielens, "_download", unreachable)
+    monkeypatch.setattr(movielens, "PACKAGE", "no==such==version")
+    with pytest.raises(DataError, match=r"pip download no==such==version.*Check the network"):
+        fetch("ml-100k", tmp_path, lambda line: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["interactions.npz", "about.json"])
+def test_a_damaged_store_is_named(sources, file):
+    folder = fetch("ml-100k", sources / "home", lambda line: None)
+    content = (folder / file).read_bytes()
+    (folder / file).write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=file):
+        load_dataset("ml-100k", sources / "home")
+
+
+def test_a_store_with_a_missing_file_is_fetched_again(sources, capsys):
+    folder = fetch("ml-100k", sources / "home", lambda line: None)
+    (folder / "about.json").unlink()
+    assert len(load_dataset("ml-100k", sources / "home")) == 4
+    assert "GroupLens" in capsys.readouterr().out
+    assert [path.name for path in (sources / "home").iterdir()] == ["ml-100k"]
+
+
+def test_an_unknown_name_lists_the_nearest():
+    with pytest.raises(DataError, match="no data set 'ml100k'; did you mean ml-100k"):
+        load_dataset("ml100k")
+    with pytest.raises(DataError, match=r"did you mean .*synthetic"):
+        fetch("zzzz")
+
+
+def test_synthetic_data_needs_no_fetch(tmp_path):
+    said = []
+    fetch("synthetic", tmp_path, said.append)
+    assert "nothing to fetch" in said[0]
+    data = load_dataset("synthetic", tmp_path, {"users": 7, "items": 16, "interactions_per_user": 3})
+    assert (data.n_users, data.n_items) == (7, 16)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match="no setting 'user'; did you mean users"):
+        load_dataset("synthetic", tmp_path, {"user": 7})
+
+
+def test_every_entry_says_its_terms_and_the_home_can_be_set(monkeypatch, tmp_path):
+    assert all(name == entry.name and entry.licence and entry.source for name, entry in DATASETS.items())
+    monkeypatch.setenv("FEDHUR_DATA", str(tmp_path / "d"))
+    assert data_home() == tmp_path / "d"
+    monkeypatch.delenv("FEDHUR_DATA")
+    assert data_home().name == "fedhur"
