@@ -1,0 +1,261 @@
+"""Ranking metrics over the full catalogue, as sums over users that pool exactly.
+
+With ``R`` the truth items of a user and ``L`` the best ``k`` of all items that the user has not seen:
+
+* recall ``= |L & R| / |R|``; precision ``= |L & R| / k``; hit ``= 1`` if ``L & R`` is not empty, else 0;
+* MRR ``= 1 / rank`` of the first item of ``R`` in ``L``, 0 if there is none;
+* NDCG ``= sum_{r: L_r in R} 1/log2(r + 1)  /  sum_{r=1}^{min(k, |R|)} 1/log2(r + 1)``, ``r`` counted from 1;
+* F1: the harmonic mean of the *mean* precision and the *mean* recall, as FedCIA reports it.
+
+Users without truth items are left out of sums and counts.
+
+Ties: items of equal score are ordered by one fixed pseudo-random permutation of the catalogue, the same for
+all users. Not by item number: in most data sets low numbers are popular items, so a model that knows nothing
+would look good. Scores are compared as float32. They should come in float64, so that the last bits, which
+depend on the batch and on the matrix kernel, are rounded away before they can decide anything.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhur_app.data.shards import UserItems
+from fedhur_app.seeding import torch_generator
+
+_METRICS = ("recall", "precision", "mrr", "ndcg", "hit")
+
+
+@dataclass(frozen=True)
+class RankSums:
+    """Metrics summed over users; add the sums of clients to get those of all their users together.
+
+    Attributes:
+        k: Length of the ranked list.
+        users: Users counted, those with truth items.
+        recall: Sum of the users' recall; likewise the others.
+        precision: Sum of precision.
+        mrr: Sum of reciprocal ranks.
+        ndcg: Sum of NDCG.
+        hit: Users with a hit.
+    """
+
+    k: int
+    users: float
+    recall: float
+    precision: float
+    mrr: float
+    ndcg: float
+    hit: float
+
+    @classmethod
+    def zero(cls, k: int) -> "RankSums":
+        """The sums over nobody."""
+        return cls(k, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def __add__(self, other: "RankSums") -> "RankSums":
+        """The sums over the users of both. Raises ValueError for lists of different length."""
+        if self.k != other.k:
+            raise ValueError(f"cannot add metrics at k={self.k} and at k={other.k}")
+        return RankSums(
+            self.k, self.users + other.users, *(getattr(self, m) + getattr(other, m) for m in _METRICS)
+        )
+
+    def means(self) -> dict[str, float]:
+        """Means over users by ``recall@k``, ``precision@k``, ``f1@k``, ``mrr@k``, ``ndcg@k``, ``hit@k``.
+
+        NaN without users: a mean over nobody is not a bad result.
+        """
+        mean = {m: getattr(self, m) / self.users if self.users else math.nan for m in _METRICS}
+        total = mean["precision"] + mean["recall"]
+        f1 = 2 * mean["precision"] * mean["recall"] / total if total != 0 else 0.0
+        ordered = {"recall": mean["recall"], "precision": mean["precision"], "f1": f1} | mean
+        return {f"{name}@{self.k}": value for name, value in ordered.items()}
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain floats by field name, for a message."""
+        return {name: float(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, float]) -> "RankSums":
+        """The inverse of :meth:`to_dict`. Raises ValueError if a field is missing; ignores other keys."""
+        names = [field.name for field in fields(cls)]
+        if missing := [name for name in names if name not in values]:
+            raise ValueError(f"rank sums lack {', '.join(missing)}")
+        return cls(int(values["k"]), *(float(values[name]) for name in names[1:]))
+
+
+@dataclass(frozen=True)
+class UserRanks:
+    """Metrics of every counted user, for paired tests; arrays of equal length in the order of ``users``.
+
+    Attributes:
+        k: Length of the ranked list.
+        users: int64 row numbers of the users, rising: those with truth items.
+        recall: float64, one value a user; likewise the others.
+        precision: float64.
+        mrr: float64.
+        ndcg: float64.
+        hit: float64, 0 or 1.
+    """
+
+    k: int
+    users: np.ndarray
+    recall: np.ndarray
+    precision: np.ndarray
+    mrr: np.ndarray
+    ndcg: np.ndarray
+    hit: np.ndarray
+
+    def sums(self) -> RankSums:
+        """The sums over all users, each rounded only once, so that they depend on no order or batching."""
+        return RankSums(self.k, float(len(self.users)), *(math.fsum(getattr(self, m)) for m in _METRICS))
+
+
+def rank_sums(
+    scores_of: Callable[[Tensor], Tensor],
+    seen: UserItems | Sequence[UserItems],
+    truth: UserItems,
+    k: int = 10,
+    *,
+    n_items: int,
+    batch_bytes: int = 64 << 20,
+    tie_seed: int = 0,
+) -> RankSums:
+    """Rank all items for every user and sum the metrics; arguments and errors of :func:`rank_users`."""
+    return rank_users(
+        scores_of, seen, truth, k, n_items=n_items, batch_bytes=batch_bytes, tie_seed=tie_seed
+    ).sums()
+
+
+def rank_users(
+    scores_of: Callable[[Tensor], Tensor],
+    seen: UserItems | Sequence[UserItems],
+    truth: UserItems,
+    k: int = 10,
+    *,
+    n_items: int,
+    batch_bytes: int = 64 << 20,
+    tie_seed: int = 0,
+) -> UserRanks:
+    """Rank all items for every user with truth items and measure the list.
+
+    Args:
+        scores_of: Maps users (n,) int64, on the CPU, to raw scores (n, I), preferably float64, on any device.
+        seen: Items to leave out of the ranking, per user: one split or several (training, and validation when
+            testing).
+        truth: Items to find.
+        k: Length of the list; shorter for a user who has fewer than ``k`` unseen items.
+        n_items: Size of the catalogue, ``I``.
+        batch_bytes: Bound on the memory of one batch of scores (one user at least). Does not change the
+            result.
+        tie_seed: Seed of the permutation that orders equal scores.
+
+    Returns:
+        The metrics of every user who has truth items.
+
+    Raises:
+        ValueError: If scores have a wrong shape or are not finite, if the splits have different users, if an
+            item lies outside the catalogue, or if a truth item is among the user's seen items (no model
+            could find it).
+    """
+    splits = [seen] if isinstance(seen, UserItems) else list(seen)
+    if k < 1:
+        raise ValueError(f"k must be at least 1, not {k}")
+    for split in (*splits, truth):
+        if len(split.counts) != len(truth.counts):
+            raise ValueError(
+                f"seen items of {len(split.counts)} users cannot go with truth items of {len(truth.counts)}"
+            )
+        if outside := int(((split.items < 0) | (split.items >= n_items)).sum()):
+            raise ValueError(f"{outside} items lie outside the catalogue 0..{n_items - 1}")
+
+    counts = truth.counts
+    users = np.flatnonzero(counts)
+    truth_keys = _keys(truth, n_items)
+    seen_keys = np.sort(np.concatenate([_keys(split, n_items) for split in splits] or [truth_keys[:0]]))
+    if overlap := int(np.isin(truth_keys, seen_keys).sum()):
+        raise ValueError(
+            f"{overlap} truth interactions are also among the seen ones, where no ranking can find them: "
+            "the splits must be disjoint"
+        )
+
+    tie_order = torch.randperm(n_items, generator=torch_generator(tie_seed, "ranking ties"))
+    batch = max(1, batch_bytes // (n_items * (8 + 4)))  # float64 from the model, float32 here
+    hits = np.zeros((len(users), k), dtype=bool)
+    for first in range(0, len(users), batch):
+        rows = users[first : first + batch]
+        scores = scores_of(torch.from_numpy(rows))
+        if scores.shape != (len(rows), n_items):
+            raise ValueError(f"expected scores of shape {(len(rows), n_items)}, got {tuple(scores.shape)}")
+        scores = scores.to(torch.float32, copy=True)  # a copy, masked below
+        if not torch.stack(scores.aminmax()).isfinite().all():  # minimum and maximum carry any NaN
+            bad = int((~scores.isfinite()).sum())
+            raise ValueError(
+                f"{bad} of {scores.numel()} scores are not finite (as float32): the model has diverged"
+            )
+        _mask(scores, rows, seen_keys, n_items)
+        top = _top_items(scores, k, tie_order)
+        found = _contains(truth_keys, rows[:, None] * n_items + top)
+        hits[first : first + len(rows), : top.shape[1]] = found
+    return _measure(k, users, counts[users], hits)
+
+
+def _keys(split: UserItems, n_items: int) -> np.ndarray:
+    """``user * I + item`` of every pair, rising."""
+    users, items = split.pairs()
+    return np.asarray(users, dtype=np.int64) * n_items + np.asarray(items, dtype=np.int64)
+
+
+def _contains(sorted_keys: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    position = np.searchsorted(sorted_keys, keys)
+    return np.append(sorted_keys, -1)[position] == keys
+
+
+def _mask(scores: Tensor, rows: np.ndarray, seen_keys: np.ndarray, n_items: int) -> None:
+    """Set the scores (n, I) of items that the users ``rows`` (n,), rising, have seen to minus infinity."""
+    low, high = np.searchsorted(seen_keys, [rows[0] * n_items, (rows[-1] + 1) * n_items])
+    users, items = np.divmod(seen_keys[low:high], n_items)
+    row = np.searchsorted(rows, users)
+    wanted = rows[row] == users  # users in between who have no truth items are not in the batch
+    where = torch.from_numpy(np.stack([row[wanted], items[wanted]])).to(scores.device)
+    scores[where[0], where[1]] = -math.inf
+
+
+def _top_items(scores: Tensor, k: int, tie_order: Tensor) -> np.ndarray:
+    """The best items of every row (n, min(k, I)), best first; masked ones, never in the truth, come last.
+
+    ``topk`` orders equal scores as it likes. Rows where that matters, those with equal values among the first
+    ``k + 1``, are sorted again: columns in tie order, then a stable sort.
+    """
+    n_items = scores.shape[1]
+    values, items = torch.topk(scores, min(k + 1, n_items), dim=1)
+    tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -math.inf)).any(1)
+    if bool(tied.any()):
+        order = tie_order.to(scores.device)
+        by_rank = torch.sort(scores[tied][:, order], dim=1, descending=True, stable=True).indices
+        items[tied] = order[by_rank[:, : items.shape[1]]]
+    return items[:, :k].cpu().numpy()
+
+
+def _measure(k: int, users: np.ndarray, truth_counts: np.ndarray, hits: np.ndarray) -> UserRanks:
+    """Metrics from the hit pattern (n, k) of the lists."""
+    discounts = 1 / np.log2(np.arange(2, k + 2))
+    ideal = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(truth_counts, k)]
+    dcg = np.zeros(len(users))
+    for rank in range(k):  # rank by rank: every user's sum has the same order of additions
+        dcg += hits[:, rank] * discounts[rank]
+    found = hits.sum(1)
+    hit = (found > 0).astype(np.float64)
+    return UserRanks(
+        k=k,
+        users=users,
+        recall=found / truth_counts,
+        precision=found / k,
+        mrr=hit / (hits.argmax(1) + 1),
+        ndcg=dcg / ideal,
+        hit=hit,
+    )

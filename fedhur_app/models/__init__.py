@@ -1,0 +1,1 @@
+"""Local recommenders, how one client trains them, and how its user vectors are refitted for ranking."""

@@ -1,0 +1,181 @@
+"""Training of a local recommender on one client's interactions (eq. 1)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from fedhur_app.data.shards import UserItems
+from fedhur_app.models.base import Recommender
+from fedhur_app.models.negatives import NegativeSampler
+from fedhur_app.models.optimizers import Optimizer, OptimizerName
+
+ExtraGradient = Callable[[dict[str, Tensor], Tensor], tuple[float, dict[str, Tensor]]]
+
+
+class DivergedError(RuntimeError):
+    """Training left the finite numbers; the tables of the model are then useless and must be discarded."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How a client trains in one round.
+
+    Attributes:
+        epochs: Passes over the client's interactions, >= 1; every pass draws fresh negatives.
+        batch_size: Triples (user, positive, negative) per step; the last batch of a pass may be smaller.
+        optimizer: ``adam`` (torch's defaults beside the two numbers below) or ``sgd`` without momentum.
+        lr: Step size, > 0.
+        weight_decay: L2 coefficient, added to the gradient as torch's optimisers do, on all rows of all
+            tables.
+        negatives: Negatives per positive, >= 1: an epoch shows every interaction that many times.
+        keep_optimizer_state: Go on with the moments of the previous call; otherwise they start from zero
+            each time.
+    """
+
+    epochs: int = 1
+    batch_size: int = 4096
+    optimizer: OptimizerName = "adam"
+    lr: float = 0.1
+    weight_decay: float = 0.0
+    negatives: int = 1
+    keep_optimizer_state: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "negatives"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.optimizer not in get_args(OptimizerName):
+            raise ValueError(
+                f"unknown optimizer {self.optimizer!r}: choose one of {', '.join(get_args(OptimizerName))}"
+            )
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise ValueError(f"lr must be positive, not {self.lr}")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ValueError(f"weight_decay must not be negative: {self.weight_decay}")
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What one call of :func:`train_locally` did.
+
+    Attributes:
+        loss_sum: ``loss_mean * examples``; clients pool as ``sum(loss_sum) / sum(examples)``.
+        loss_mean: Mean recommendation loss over the last epoch, each batch as it was before its step; 0
+            without examples. Neither weight decay nor the extra term is in it.
+        first_epoch_mean: The same over the first epoch.
+        extra_mean: Mean over the last epoch's batches of the extra term, 0 without one.
+        examples: Interactions trained on, ``n_k``: those of users for whom a negative exists.
+        skipped_users: Users left out because they have seen every item.
+        optimizer_state: State to hand to the next call, by ``"<optimizer>/<parameter>/<entry>"``; empty if it
+            is not kept.
+    """
+
+    loss_sum: float
+    loss_mean: float
+    first_epoch_mean: float
+    extra_mean: float
+    examples: int
+    skipped_users: int
+    optimizer_state: dict[str, Tensor]
+
+
+def train_locally(
+    model: Recommender,
+    train: UserItems,
+    sampler: NegativeSampler,
+    options: TrainingOptions,
+    generator: torch.Generator,
+    optimizer_state: dict[str, Tensor] | None = None,
+    extra_gradient: ExtraGradient | None = None,
+    frozen: frozenset[str] = frozenset(),
+) -> TrainingReport:
+    """Train a model in place on one client's interactions.
+
+    Every epoch draws fresh negatives, shuffles the triples and goes through them in batches. A client
+    without a trainable interaction changes nothing and draws nothing.
+
+    Args:
+        model: The local model; its tables change in place.
+        train: The client's training interactions.
+        sampler: Negatives for the same interactions.
+        options: Epochs, step size and so on.
+        generator: CPU generator of the negatives and of the order.
+        optimizer_state: ``optimizer_state`` of the previous report; never changed here.
+        extra_gradient: Adds a term to the objective. Called for every batch with the model's parameters and
+            the batch's distinct items (positives and negatives, rising); returns its value and its gradients
+            by parameter name (parameters it leaves out have none).
+        frozen: Names of parameters to hold fixed; their optimiser state is handed on untouched.
+
+    Returns:
+        Losses, counts and the optimiser state.
+
+    Raises:
+        DivergedError: At the first loss, or the first epoch after which a table, is not finite.
+        ValueError: For an optimiser state that does not fit, or an unknown name in ``frozen``.
+    """
+    parameters = model.parameters()
+    if unknown := frozen - parameters.keys():
+        raise ValueError(f"cannot freeze {sorted(unknown)}: the parameters are {sorted(parameters)}")
+    trained = {name: tensor for name, tensor in parameters.items() if name not in frozen}
+    state_before = optimizer_state if optimizer_state is not None and options.keep_optimizer_state else {}
+
+    users, positives = (torch.as_tensor(column, dtype=torch.int64) for column in train.pairs())
+    keep = sampler.trainable[users]
+    users, positives = users[keep], positives[keep]
+    examples = len(users)
+    if examples == 0 or not trained:
+        return TrainingReport(0.0, 0.0, 0.0, 0.0, 0, sampler.skipped_users, dict(state_before))
+
+    optimizer = Optimizer(options.optimizer, trained, options.lr, options.weight_decay, state_before)
+    users, positives = users.repeat(options.negatives), positives.repeat(options.negatives)
+    device = next(iter(trained.values())).device
+
+    epoch_means: list[float] = []
+    extra_mean = 0.0
+    for epoch in range(options.epochs):
+        negatives = sampler.sample(users, generator)
+        order = torch.randperm(len(users), generator=generator)
+        triples = torch.stack([users, positives, negatives])[:, order].to(device)
+        loss_sum, extras = 0.0, []
+        for batch in triples.split(options.batch_size, dim=1):
+            loss, gradients = model.loss_and_gradients(batch[0], batch[1], batch[2])
+            if extra_gradient is not None:
+                extra, extra_gradients = extra_gradient(parameters, torch.unique(batch[1:]))
+                extras.append(extra)
+                for name, gradient in extra_gradients.items():
+                    gradients[name] = gradients[name] + gradient
+            objective = loss + (extras[-1] if extras else 0.0)
+            if not math.isfinite(objective):
+                raise DivergedError(_diverged(f"the loss became {objective}", epoch, options))
+            optimizer.step(gradients)
+            loss_sum += loss * batch.shape[1]
+        for name, tensor in trained.items():
+            if not torch.stack(tensor.aminmax()).isfinite().all():  # no temporary of the table's size
+                raise DivergedError(
+                    _diverged(
+                        f"the table {name!r} is no longer finite (last loss {loss:.3g})", epoch, options
+                    )
+                )
+        epoch_means.append(loss_sum / len(users))
+        extra_mean = math.fsum(extras) / len(extras) if extras else 0.0
+
+    return TrainingReport(
+        loss_sum=epoch_means[-1] * examples,
+        loss_mean=epoch_means[-1],
+        first_epoch_mean=epoch_means[0],
+        extra_mean=extra_mean,
+        examples=examples,
+        skipped_users=sampler.skipped_users,
+        optimizer_state=optimizer.state() if options.keep_optimizer_state else {},
+    )
+
+
+def _diverged(what: str, epoch: int, options: TrainingOptions) -> str:
+    return (
+        f"local training diverged: {what} in epoch {epoch + 1} of {options.epochs} with optimizer "
+        f"{options.optimizer} and lr {options.lr:g}; lower the learning rate"
+    )
