@@ -8,7 +8,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app.algorithms import client_algorithm
-from client_app.state import ClientState, StateFolder
+from client_app.state import ClientState, StateFolder, get_place, set_place
 from fedhur_app.compute import resolve_device, threads
 from fedhur_app.config import from_json
 from fedhur_app.data.shards import Shard, load_shard, shard_path
@@ -28,7 +28,8 @@ def hello(message: Message, context: Context) -> Message:
     request = decode(message.content)
     reply = Content({"code": code_fingerprint()})
     if request.fields["code"] == reply.fields["code"]:
-        shard = _shard(request, context)
+        set_place(context, {key: str(request.fields[key]) for key in ("data", "checkpoint") if key in request.fields})
+        shard = _shard(context)
         reply.fields |= {
             "client": shard.client,
             "n_items": shard.n_items,
@@ -37,7 +38,7 @@ def hello(message: Message, context: Context) -> Message:
             "valid_users": int((shard.valid.counts > 0).sum()),
             "test_users": int((shard.test.counts > 0).sum()),
         }
-        folder = _state_folder(request, context)
+        folder = _state_folder(context)
         resume_round = int(request.fields.get("resume_round", 0))
         if folder is not None and resume_round:
             state = folder.load(shard.client, resume_round)
@@ -75,8 +76,8 @@ def rank(message: Message, context: Context) -> Message:
 def checkpoint(message: Message, context: Context) -> Message:
     """Write the private state as it is (for a client that did not see the last stage of its round)."""
     request = decode(message.content)
-    shard = _shard(request, context)
-    folder = _state_folder(request, context)
+    shard = _shard(context)
+    folder = _state_folder(context)
     if folder is not None:
         folder.save(ClientState.from_context(context), shard.client, int(request.fields["round"]))
     fields = {"client": shard.client, "round": request.fields["round"], "stage": Stage.CHECKPOINT}
@@ -87,7 +88,7 @@ def _run(stage: str, message: Message, context: Context) -> Message:
     request = decode(message.content)
     settings = from_json(str(request.fields["settings"]))
     round_ = int(request.fields["round"])
-    shard = _shard(request, context)
+    shard = _shard(context)
     who = {"client": shard.client, "round": round_, "stage": stage}
     with threads(1):
         state = ClientState.from_context(context)
@@ -109,7 +110,7 @@ def _run(stage: str, message: Message, context: Context) -> Message:
             # An answer, not an exception: the server must tell this apart from a client that broke.
             return Message(encode(Content({**who, "diverged": str(error)})), reply_to=message)
     state.to_context(context)
-    folder = _state_folder(request, context)
+    folder = _state_folder(context)
     if folder is not None and request.fields.get("save"):
         folder.save(state, shard.client, round_)
     reply.fields |= who
@@ -121,11 +122,16 @@ def _on_device(context: Context) -> bool:
     return "data-path" in context.node_config
 
 
-def _shard(request: Content, context: Context) -> Shard:
+def _shard(context: Context) -> Shard:
     if _on_device(context):
         path = Path(str(context.node_config["data-path"]))
         return _load(path / "shard.npz" if path.is_dir() else path)
-    return _load(shard_path(Path(str(request.fields["data"])), int(context.node_config["partition-id"])))
+    place = get_place(context)
+    if "data" not in place:
+        raise RuntimeError(
+            "this node knows no data: the server named none in the handshake, and its node config has no data-path"
+        )
+    return _load(shard_path(Path(place["data"]), int(context.node_config["partition-id"])))
 
 
 @lru_cache(maxsize=256)
@@ -134,9 +140,9 @@ def _load(path: Path) -> Shard:
     return load_shard(path)
 
 
-def _state_folder(request: Content, context: Context) -> StateFolder | None:
+def _state_folder(context: Context) -> StateFolder | None:
     if _on_device(context):
         own = context.node_config.get("state-dir")
         return StateFolder(Path(str(own)), durable=True) if own else None
-    folder = request.fields.get("checkpoint")
-    return StateFolder(Path(str(folder)) / "clients", durable=False) if folder else None
+    folder = get_place(context).get("checkpoint")
+    return StateFolder(Path(folder) / "clients", durable=False) if folder else None

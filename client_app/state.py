@@ -6,7 +6,8 @@ kept). Numbers: `client`, `trained_round` (last round in which it trained), `fin
 stage it saw), `best_round` (round of `best`).
 
 In memory the state lives in Flower's `context.state`; on disk in one .npz a client and round. It never leaves the
-device in a message.
+device in a message. Beside it the context holds the `place`: where the server of a simulation keeps shards and
+checkpoints, told once in the handshake.
 """
 
 import json
@@ -22,6 +23,7 @@ from fedhur_app.protocol import array_record, tensors_of
 
 SCHEMA = 1
 _NUMBERS = "numbers"
+_PLACE = "place"
 
 
 class StateError(RuntimeError):
@@ -49,7 +51,8 @@ class ClientState:
 
     def to_context(self, context: Context) -> None:
         """Replace the node's state by this one (called only when a stage ended well)."""
-        context.state.clear()
+        for name in list(context.state.array_records):
+            del context.state[name]
         context.state[_NUMBERS] = ConfigRecord({"schema": SCHEMA, **self.numbers})
         for name, tensors in self.arrays.items():
             context.state[name] = array_record(tensors)
@@ -82,6 +85,16 @@ class ClientState:
             record, _, name = key.partition("|")
             state.arrays.setdefault(record, {})[name] = _tensor(array)
         return state
+
+
+def set_place(context: Context, place: dict[str, str]) -> None:
+    """Remember the paths that the handshake named."""
+    context.state[_PLACE] = ConfigRecord(dict(place))
+
+
+def get_place(context: Context) -> dict[str, str]:
+    """What :func:`set_place` remembered; empty before the handshake."""
+    return {key: str(value) for key, value in context.state.config_records.get(_PLACE, {}).items()}
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -174,7 +174,7 @@ class EvaluationSettings(Section):
     """Ranking metrics."""
 
     k: Positive
-    batch_mib: Positive
+    batch_mib: PositiveFloat
 
 
 class ServerSettings(Section):

@@ -108,7 +108,7 @@ def _run(grid: Grid, settings: Settings, folder: RunFolder, resume: str) -> Outc
     if resume:
         plain, arrays = RunFolder(Path(resume).expanduser().resolve()).load_server()
         progress = Progress.from_plain(plain)
-    fleet = meet(grid, settings, data, folder, progress.round if progress else 0)
+    fleet = meet(grid, settings, data, folder, progress)
     strategy = server_strategy(settings.algorithm)(settings, fleet, folder)
     if progress:
         strategy.resume(progress, arrays)
@@ -130,7 +130,7 @@ def _write_config(folder: RunFolder, settings: Settings, data: PreparedData | No
 
 
 def meet(
-    grid: Grid, settings: Settings, data: PreparedData | None, folder: RunFolder, resume_round: int
+    grid: Grid, settings: Settings, data: PreparedData | None, folder: RunFolder, progress: Progress | None
 ) -> Fleet:
     """Wait for the nodes and learn who is who.
 
@@ -145,7 +145,7 @@ def meet(
             "code": code_fingerprint(),
             "data": str(data.folder) if data else None,
             "checkpoint": str(folder.checkpoint),
-            "resume_round": resume_round,
+            "resume_round": progress.round if progress else 0,
         }
     )
     # Clients are not known yet: nodes are numbered in the order in which Flower lists them.
@@ -179,17 +179,17 @@ def meet(
     catalogues = {int(fields["n_items"]) for fields in hellos.values()}
     if len(catalogues) != 1:
         raise RunError(f"the clients' catalogues differ in size ({sorted(catalogues)} items): they must be the same")
-    lost = [fields["client"] for fields in hellos.values() if resume_round and not fields.get("restored")]
-    if lost and data is not None:
+    restored = {int(fields["client"]) for fields in hellos.values() if fields.get("restored")}
+    lost = sorted(set(progress.sums) - restored) if progress and data else []
+    if progress and lost:
         raise RunError(
-            f"no private state of client {lost[0]} as of round {resume_round} in {folder.checkpoint}: the run cannot "
-            "be resumed"
+            f"no private state of client {lost[0]} as of round {progress.round} in {folder.checkpoint}: the run "
+            "cannot be resumed"
         )
     return Fleet(
         nodes=dict(sorted(by_client.items())),
         n_items=catalogues.pop(),
         valid_users={int(fields["client"]): int(fields["valid_users"]) for fields in hellos.values()},
-        data=data.folder if data else None,
     )
 
 

@@ -192,7 +192,7 @@ class ClientAlgorithm:
             truth,
             k=evaluation.k,
             n_items=self.shard.n_items,
-            batch_bytes=evaluation.batch_mib << 20,
+            batch_bytes=int(evaluation.batch_mib * 2**20),
         )
         return {f"{split}.{name}": value for name, value in sums.to_dict().items()}
 

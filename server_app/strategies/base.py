@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,13 +31,11 @@ class Fleet:
         nodes: Client number -> Flower node id.
         n_items: Items of the catalogue that all clients share.
         valid_users: Client number -> its users with validation items.
-        data: Folder of the prepared shards in simulation, None where clients bring their own data.
     """
 
     nodes: dict[int, int]
     n_items: int
     valid_users: dict[int, int]
-    data: Path | None
 
     @property
     def clients(self) -> list[int]:
@@ -196,10 +193,6 @@ class StagedStrategy:
             "finish": finish,
             "save": save,
         }
-        if self.fleet.data is not None:
-            fields["data"] = str(self.fleet.data)
-        if self.folder is not None:
-            fields["checkpoint"] = str(self.folder.checkpoint)
         return Content(fields | content.fields, content.arrays)
 
     def _requests(

@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks.<name>`` prints what was measured, on what."""
