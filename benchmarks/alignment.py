@@ -63,14 +63,14 @@ def main() -> None:
                     personal = PersonalFilter(vectors, values)
                 else:
                     residuals = [0.3 * (gram[client] - gram.mean(dim=0)) for gram in filters.grams]
-                    personal = PersonalFilter(vectors, values, hierarchy, residuals, (1.0,) * len(residuals))
+                    personal = PersonalFilter(vectors, values, hierarchy, residuals, (1.0,) * len(groups))
                 started = time.perf_counter()
                 fits.append(align(personal, tables[client], solver, steps=arguments.steps).objective)
                 times.append(time.perf_counter() - started)
             seconds[solver] = statistics.median(times)
             print(
-                f"{name:7} {solver:10} {seconds[solver]:8.4f} s a client (median of {count}), "
-                f"{seconds[solver] * arguments.clients:8.1f} s for {arguments.clients} clients (extrapolated), "
+                f"{name:7} {solver:10} {seconds[solver]:8.4f} s a client (median of {count}), for "
+                f"{arguments.clients} clients {seconds[solver] * arguments.clients:7.1f} s (extrapolated), "
                 f"mean fit error {statistics.mean(fits):.5f}",
                 flush=True,
             )

@@ -3,9 +3,20 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
+
+
+@lru_cache(maxsize=1)
+def _libraries() -> ThreadpoolController:
+    """The BLAS libraries of this process. Looking for them takes 5 ms, too much for every message."""
+    # numpy and scipy bring their own; both must be loaded before the search.
+    import numpy  # noqa: F401
+    import scipy.linalg  # noqa: F401
+
+    return ThreadpoolController()
 
 
 @contextmanager
@@ -18,7 +29,7 @@ def threads(number: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
-        with threadpool_limits(number):
+        with _libraries().limit(limits=number):
             yield
     finally:
         torch.set_num_threads(before)

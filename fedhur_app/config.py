@@ -144,6 +144,7 @@ class ResidualSettings(Section):
     center: bool
     max_ratio: PositiveFloat | None
     gamma: Annotated[float, Field(ge=0.0, le=1.0)]
+    span: Literal["shared", "own"]
     item_level: Annotated[int, Field(ge=0, le=5)]
     peers: Positive | None
     coarse_parameter_levels: list[Positive]
@@ -233,9 +234,7 @@ class Settings(Section):
                     )
             bad = [level for level in self.residual.coarse_parameter_levels if level > self.levels]
             if bad:
-                raise ValueError(
-                    f"residual.coarse_parameter_levels names level {bad[0]}; there are {self.levels}"
-                )
+                raise ValueError(f"residual.coarse_parameter_levels names level {bad[0]}; there are {self.levels}")
             if self.residual.item_level > self.levels:
                 raise ValueError(
                     f"residual.item_level is {self.residual.item_level}, the hierarchy has {self.levels} levels "
@@ -277,7 +276,7 @@ _Loader.yaml_implicit_resolvers = {
 
 def parse_yaml(text: str) -> Any:
     """Parse YAML with numbers such as `1e-3` read as numbers."""
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    return yaml.load(text, Loader=_Loader)
 
 
 def conf_folder() -> Path:
@@ -381,9 +380,7 @@ def _explain(error: ValidationError) -> ConfigError:
         elif not key:
             lines.append(item["msg"].removeprefix("Value error, "))
         else:
-            lines.append(
-                f"setting {key!r} is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}"
-            )
+            lines.append(f"setting {key!r} is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
     return ConfigError("; ".join(lines))
 
 

@@ -9,6 +9,7 @@ from logging import ERROR
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -17,8 +18,8 @@ import fedhur_app
 from fedhur_app.config import Settings, settings_of_run
 from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.shards import PreparedData
-from fedhur_app.fingerprint import code_fingerprint
 from fedhur_app.files import write_text
+from fedhur_app.fingerprint import code_fingerprint
 from fedhur_app.protocol import Content, Stage
 from server_app.checkpoint import RunFolder
 from server_app.stages import RunError, StageRunner, say
@@ -104,7 +105,8 @@ def versions() -> dict[str, str]:
 
 def _run(grid: Grid, settings: Settings, folder: RunFolder, resume: str) -> Outcome:
     data = prepare_data(settings)
-    progress, arrays = None, {}
+    progress: Progress | None = None
+    arrays: dict[str, np.ndarray] = {}
     if resume:
         plain, arrays = RunFolder(Path(resume).expanduser().resolve()).load_server()
         progress = Progress.from_plain(plain)
@@ -211,8 +213,8 @@ def _wait_for_nodes(grid: Grid, expected: int, settings: Settings, simulated: bo
     if simulated:
         options = f"num-supernodes={expected} client-resources-num-cpus=1"
         what = (
-            f"--run-config 'dataset=\"{settings.dataset.name}\" strategy=\"{settings.strategy}\"' "
-            f"--federation-config \"{options}\""
+            f'--run-config \'dataset="{settings.dataset.name}" strategy="{settings.strategy}"\' '
+            f'--federation-config "{options}"'
         )
         raise RunError(
             f"data set {settings.dataset.name!r} has {expected} clients, but there are {len(ids)} SuperNodes. "

@@ -134,9 +134,7 @@ class StageRunner:
             )
         return result
 
-    def _messages(
-        self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult
-    ) -> list[Message]:
+    def _messages(self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult) -> list[Message]:
         encoded: dict[int, RecordDict] = {}
         sizes: dict[int, dict[str, int]] = {}
         messages = []

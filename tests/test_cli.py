@@ -162,9 +162,7 @@ def test_overrides_survive_quoting() -> None:
 
 
 def test_a_completed_run_shows_its_table(flower: FakeFlower, tmp_path: Path) -> None:
-    shown = invoke(
-        "run", *OPTIONS, "--seed", "4", "--rounds", "3", "--output", "out put", "--set", "train.lr=0.2"
-    )
+    shown = invoke("run", *OPTIONS, "--seed", "4", "--rounds", "3", "--output", "out put", "--set", "train.lr=0.2")
     assert shown.exit_code == 0, shown.output
     folder = tmp_path / "out put"
     assert flower.arguments["run_config"] == {
@@ -341,9 +339,7 @@ def test_what_cannot_be_resumed_is_refused(flower: FakeFlower, tmp_path: Path) -
     assert flower.arguments == {}
 
 
-def test_the_result_of_before_a_resume_is_not_taken_for_the_new_one(
-    flower: FakeFlower, tmp_path: Path
-) -> None:
+def test_the_result_of_before_a_resume_is_not_taken_for_the_new_one(flower: FakeFlower, tmp_path: Path) -> None:
     folder = earlier_run(tmp_path / "old")
     (folder / "result.json").write_text(json.dumps(RESULT))
     flower.result = None

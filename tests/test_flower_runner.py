@@ -197,9 +197,7 @@ def test_the_environment_is_the_run_s_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert environment["PATH"].split(os.pathsep)[0] == "/venv/bin"
 
 
-def test_a_long_temporary_path_gives_way_to_a_short_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_temporary_path_gives_way_to_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / ("x" * 60)))
     folder = flower_runner._temporary_folder()
     shutil.rmtree(folder)
@@ -241,9 +239,7 @@ def test_share_of_a_gpu(
 
 
 @pytest.mark.parametrize(("free", "text"), [([], "finds no CUDA device"), ([GIB], "1.0 GiB free")])
-def test_cuda_that_cannot_be_had_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, free: list[int], text: str
-) -> None:
+def test_cuda_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch, free: list[int], text: str) -> None:
     monkeypatch.setattr(flower_runner, "free_gpu_memory", lambda: free)
     with pytest.raises(FlowerError, match=text):
         client_resources("cuda", 10)
@@ -254,9 +250,7 @@ ORPHAN = "(sleep 300 & echo $!) ; sleep 300"
 
 
 def orphaning_session(first: str = "") -> tuple["subprocess.Popen[str]", int]:
-    process = subprocess.Popen(
-        ["sh", "-c", first + ORPHAN], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = subprocess.Popen(["sh", "-c", first + ORPHAN], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
 

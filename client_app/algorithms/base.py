@@ -36,9 +36,7 @@ class ClientAlgorithm:
         device: Where to compute.
     """
 
-    def __init__(
-        self, settings: Settings, shard: Shard, state: ClientState, round_: int, device: torch.device
-    ) -> None:
+    def __init__(self, settings: Settings, shard: Shard, state: ClientState, round_: int, device: torch.device) -> None:
         self.settings = settings
         self.shard = shard
         self.state = state

@@ -57,12 +57,10 @@ class Client(ClientAlgorithm):
         if "hierarchy" in request.arrays:
             packed = request.record("hierarchy")
         hierarchy = _unpack(packed).to(self.device) if packed else None
-        target = request.record("filter")
-        personal = PersonalFilter(
-            target["V"].to(self.device),
-            target["w"].to(self.device),
-            *self._residuals(request, hierarchy),
-        )
+        vectors, values = (request.record("filter")[name].to(self.device) for name in ("V", "w"))
+        if "personal" in request.arrays:
+            vectors, values = _in_shared_basis(vectors, request.record("personal")["M"].to(self.device))
+        personal = PersonalFilter(vectors, values, *self._residuals(request, hierarchy))
         items = self.state.arrays["model"]["items"].to(self.device)
         result = align(
             personal,
@@ -109,6 +107,17 @@ class Client(ClientAlgorithm):
         noise = -scale * uniform.sign() * torch.log1p(-2 * uniform.abs())
         vectors, values = dense_top_eigenpairs(items @ items.T + (noise + noise.T) / 2, self.settings.rank)
         return vectors * values.clamp_min(0).sqrt()
+
+
+def _in_shared_basis(vectors: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenpairs of `V M V^T` from V (I, r) and the upper triangle of M (r, r)."""
+    rank = vectors.shape[1]
+    matrix = torch.zeros(rank, rank, device=vectors.device)
+    rows, columns = torch.triu_indices(rank, rank)
+    matrix[rows, columns] = packed
+    matrix[columns, rows] = packed
+    rotation, values = dense_top_eigenpairs(matrix, rank)
+    return vectors @ rotation, values.clamp_min(0)
 
 
 def _unpack(packed: dict[str, Tensor]) -> Hierarchy:

@@ -102,9 +102,7 @@ def fetch(name: str, home: Path | None = None, say: Callable[[str], object] = pr
     return folder
 
 
-def load_dataset(
-    name: str, home: Path | None = None, synthetic: Mapping[str, Any] | None = None
-) -> Interactions:
+def load_dataset(name: str, home: Path | None = None, synthetic: Mapping[str, Any] | None = None) -> Interactions:
     """Load a data set by name; one that was never fetched is fetched first.
 
     Args:

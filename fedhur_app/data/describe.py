@@ -90,8 +90,7 @@ def _of_shards(name: str, items: int, shards: list[Shard], notes: tuple[str, ...
     users = sum(shard.n_users for shard in shards)
     sizes = [sum(len(getattr(shard, part)) for shard in shards) for part in ("train", "valid", "test")]
     without = [
-        sum(int((getattr(shard, part).counts == 0).sum()) for shard in shards)
-        for part in ("train", "valid", "test")
+        sum(int((getattr(shard, part).counts == 0).sum()) for shard in shards) for part in ("train", "valid", "test")
     ]
     trained = np.zeros(items, dtype=bool)
     for shard in shards:

@@ -80,9 +80,7 @@ def _id_array(raw: npt.ArrayLike, what: str) -> np.ndarray:
     if array.dtype.kind == "O":
         for row, value in enumerate(array):
             if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
-                raise DataError(
-                    f"row {row}: the {what} id is a {type(value).__name__}; ids must be integers or text"
-                )
+                raise DataError(f"row {row}: the {what} id is a {type(value).__name__}; ids must be integers or text")
         array = array.astype(str)
     if len(array) and array.dtype.kind not in "iuU":
         raise DataError(f"{what} ids must be integers or text, not {array.dtype}")
@@ -120,9 +118,7 @@ def _whole_numbers(raw: npt.ArrayLike, what: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _last_of_each_pair(
-    users: np.ndarray, items: np.ndarray, n_items: int, timestamps: np.ndarray | None
-) -> np.ndarray:
+def _last_of_each_pair(users: np.ndarray, items: np.ndarray, n_items: int, timestamps: np.ndarray | None) -> np.ndarray:
     """True for the rows to keep (n,): of each (user, item) the latest; ties and no times: the last row."""
     pair = users * n_items + items
     # Both sorts are stable: within a pair, and within a time, the order of the file stays.

@@ -13,9 +13,7 @@ _TASTE_CLUSTERS = 8
 _TASTE_RANK = 16
 
 
-def assign_clients(
-    data: Interactions, labels: np.ndarray, kind: str, clients: int = 100, seed: int = 1
-) -> np.ndarray:
+def assign_clients(data: Interactions, labels: np.ndarray, kind: str, clients: int = 100, seed: int = 1) -> np.ndarray:
     """Give each user to one client.
 
     Kinds, with U users and K clients; in the first three each client gets floor(U / K) users and the last
@@ -85,9 +83,7 @@ def taste_clusters(data: Interactions, labels: np.ndarray, seed: int = 1) -> np.
     matrix = sp.csr_matrix((values, (users, items)), shape=(data.n_users, data.n_items))
     draw = numpy_generator(seed, "partition")
     svd_seed, kmeans_seed = (int(value) for value in draw.integers(0, 2**31, 2))
-    left, singular, _ = randomized_svd(
-        matrix, min(_TASTE_RANK, *matrix.shape), n_iter=7, random_state=svd_seed
-    )
+    left, singular, _ = randomized_svd(matrix, min(_TASTE_RANK, *matrix.shape), n_iter=7, random_state=svd_seed)
     points = left * singular
     points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
     # Users with equal rows differ by rounding only; k-means must see them as one point.

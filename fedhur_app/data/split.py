@@ -46,9 +46,7 @@ def split_labels(
         raise DataError(f"split '{kind}' needs times, and {data.name} has none; use random or user-ratio")
     shares = np.asarray(ratios, dtype=np.float64)
     if shares.shape != (3,) or not (shares >= 0).all() or shares[0] == 0 or abs(shares.sum() - 1) > 1e-6:
-        raise DataError(
-            f"split ratios must be three numbers >= 0 that sum to 1, the first (train) > 0, not {ratios}"
-        )
+        raise DataError(f"split ratios must be three numbers >= 0 that sum to 1, the first (train) > 0, not {ratios}")
 
     if kind == "random":
         order = numpy_generator(seed, "split").permutation(len(data))

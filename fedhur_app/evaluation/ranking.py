@@ -60,9 +60,7 @@ class RankSums:
         """The sums over the users of both. Raises ValueError for lists of different length."""
         if self.k != other.k:
             raise ValueError(f"cannot add metrics at k={self.k} and at k={other.k}")
-        return RankSums(
-            self.k, self.users + other.users, *(getattr(self, m) + getattr(other, m) for m in _METRICS)
-        )
+        return RankSums(self.k, self.users + other.users, *(getattr(self, m) + getattr(other, m) for m in _METRICS))
 
     def means(self) -> dict[str, float]:
         """Means over users by ``recall@k``, ``precision@k``, ``f1@k``, ``mrr@k``, ``ndcg@k``, ``hit@k``.
@@ -126,9 +124,7 @@ def rank_sums(
     tie_seed: int = 0,
 ) -> RankSums:
     """Rank all items for every user and sum the metrics; arguments and errors of :func:`rank_users`."""
-    return rank_users(
-        scores_of, seen, truth, k, n_items=n_items, batch_bytes=batch_bytes, tie_seed=tie_seed
-    ).sums()
+    return rank_users(scores_of, seen, truth, k, n_items=n_items, batch_bytes=batch_bytes, tie_seed=tie_seed).sums()
 
 
 def rank_users(
@@ -194,9 +190,7 @@ def rank_users(
         scores = scores.to(torch.float32, copy=True)  # a copy, masked below
         if not torch.stack(scores.aminmax()).isfinite().all():  # minimum and maximum carry any NaN
             bad = int((~scores.isfinite()).sum())
-            raise ValueError(
-                f"{bad} of {scores.numel()} scores are not finite (as float32): the model has diverged"
-            )
+            raise ValueError(f"{bad} of {scores.numel()} scores are not finite (as float32): the model has diverged")
         _mask(scores, rows, seen_keys, n_items)
         top = _top_items(scores, k, tie_order)
         found = _contains(truth_keys, rows[:, None] * n_items + top)

@@ -58,9 +58,7 @@ def refit_users(items: Tensor, train: UserItems, unobserved_weight: float = 0.1,
         if len(seen) < dim:
             # (C + X^T X)^-1 X^T 1 = C^-1 X^T (I + X C^-1 X^T)^-1 1: as many unknowns as the user has items.
             reduced = seen @ inverse
-            dual = _solve(
-                torch.addmm(identity[: len(seen), : len(seen)], reduced, seen.T), seen.new_ones(len(seen))
-            )
+            dual = _solve(torch.addmm(identity[: len(seen), : len(seen)], reduced, seen.T), seen.new_ones(len(seen)))
             solved = dual @ reduced
         else:
             solved = _solve(torch.addmm(common, seen.T, seen), seen.sum(0))

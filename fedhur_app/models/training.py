@@ -156,9 +156,7 @@ def train_locally(
         for name, tensor in trained.items():
             if not torch.stack(tensor.aminmax()).isfinite().all():  # no temporary of the table's size
                 raise DivergedError(
-                    _diverged(
-                        f"the table {name!r} is no longer finite (last loss {loss:.3g})", epoch, options
-                    )
+                    _diverged(f"the table {name!r} is no longer finite (last loss {loss:.3g})", epoch, options)
                 )
         epoch_means.append(loss_sum / len(users))
         extra_mean = math.fsum(extras) / len(extras) if extras else 0.0

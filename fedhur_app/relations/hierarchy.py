@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 
 from fedhur_app.seeding import numpy_generator
 
@@ -144,16 +144,12 @@ def build_hierarchy(items: torch.Tensor, branching: Sequence[int], seed: int) ->
         ValueError: If the table is empty, not a matrix or not finite, or ``branching`` is empty or below 1.
     """
     if items.dim() != 2 or len(items) == 0:
-        raise ValueError(
-            f"The item table must be a matrix with at least one item, not of shape {tuple(items.shape)}."
-        )
+        raise ValueError(f"The item table must be a matrix with at least one item, not of shape {tuple(items.shape)}.")
     if not torch.isfinite(items).all():
         bad = int((~torch.isfinite(items).all(dim=1)).sum())
         raise ValueError(f"The item table holds NaN or infinite values in {bad} of {len(items)} rows.")
     if len(branching) == 0 or any(children < 1 for children in branching):
-        raise ValueError(
-            f"branching needs at least one number, all of them at least 1, not {list(branching)}."
-        )
+        raise ValueError(f"branching needs at least one number, all of them at least 1, not {list(branching)}.")
     table = items.detach().cpu().to(torch.float64 if items.dtype == torch.float64 else torch.float32).numpy()
     rng = numpy_generator(seed, "hierarchy")
     labels = np.zeros(len(table), dtype=np.int64)

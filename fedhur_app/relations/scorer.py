@@ -52,9 +52,7 @@ class Scorer:
     def predict(self, features: torch.Tensor) -> torch.Tensor:
         """``f_psi(x)`` for ``x (..., f)``: ``(...)``."""
         rows = features.reshape(-1, features.shape[-1])
-        return torch.cat([self.network(part)[:, 0] for part in rows.split(_ROWS)]).reshape(
-            features.shape[:-1]
-        )
+        return torch.cat([self.network(part)[:, 0] for part in rows.split(_ROWS)]).reshape(features.shape[:-1])
 
     def fit(self, features: torch.Tensor, target: torch.Tensor, generator: torch.Generator) -> float:
         """A few steps on ``sum (f_psi(x) - target)^2`` (eq. 20), estimated on random minibatches.
@@ -72,9 +70,7 @@ class Scorer:
         """
         rows, goal = features.reshape(-1, features.shape[-1]), target.reshape(-1)
         if len(rows) != len(goal) or len(rows) == 0:
-            raise ValueError(
-                f"The scorer needs as many targets as rows, at least one: {len(rows)} and {len(goal)}."
-            )
+            raise ValueError(f"The scorer needs as many targets as rows, at least one: {len(rows)} and {len(goal)}.")
         losses = []
         with torch.enable_grad():
             for _ in range(self.steps):

@@ -59,8 +59,7 @@ def projection(level: Level, width: int, seed: int, level_number: int) -> torch.
     """
     generator = torch_generator(seed, f"projection of level {level_number}")
     return (
-        torch.randn(*level.members.shape, width, generator=generator).to(level.members.device)
-        * level.mask[..., None]
+        torch.randn(*level.members.shape, width, generator=generator).to(level.members.device) * level.mask[..., None]
     )
 
 

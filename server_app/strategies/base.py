@@ -208,18 +208,14 @@ class StagedStrategy:
         if isinstance(contents, Content):
             contents = dict.fromkeys(clients, contents)
         distinct = {id(content): content for content in contents.values()}
-        built = {
-            key: self.request(content, round_, finish=finish, save=save) for key, content in distinct.items()
-        }
+        built = {key: self.request(content, round_, finish=finish, save=save) for key, content in distinct.items()}
         return {client: built[id(content)] for client, content in contents.items()}
 
     def _hook(self, what: str, stage: str) -> Callable[..., Any]:
         hook: Callable[..., Any] = getattr(self, f"{what}_{stage.partition('.')[2]}")
         return hook
 
-    def _save_unfinished(
-        self, runner: StageRunner, round_: int, label: str, results: list[StageResult]
-    ) -> None:
+    def _save_unfinished(self, runner: StageRunner, round_: int, label: str, results: list[StageResult]) -> None:
         """Have clients that trained but missed the last stage write their state, so that a resume finds it."""
         missed = sorted(set(results[0].replies) - set(results[-1].replies))
         if missed:
@@ -340,9 +336,5 @@ class StagedStrategy:
 def _sums(content: Content, split: str) -> RankSums:
     prefix = f"{split}."
     return RankSums.from_dict(
-        {
-            name.removeprefix(prefix): value
-            for name, value in content.fields.items()
-            if name.startswith(prefix)
-        }
+        {name.removeprefix(prefix): value for name, value in content.fields.items() if name.startswith(prefix)}
     )

@@ -41,6 +41,7 @@ from fedhur_app.relations.weights import (
     mean_shifts,
     personal_eigenpairs,
     residuals,
+    shared_basis_filters,
     weights,
 )
 from fedhur_app.seeding import numpy_generator, torch_generator
@@ -88,9 +89,7 @@ class Server(StagedStrategy):
         if self.relation.kind != "none":
             if self.hierarchy is None or (round_ - 1) % settings.hierarchy.refresh_every == 0:
                 branching = (
-                    [settings.hierarchy.flat_groups]
-                    if settings.hierarchy.flat
-                    else settings.hierarchy.branching
+                    [settings.hierarchy.flat_groups] if settings.hierarchy.flat else settings.hierarchy.branching
                 )
                 self.hierarchy = build_hierarchy(self.tables.mean(dim=0), branching, settings.seed)
             statistics["groups"] = [level.n_groups for level in self.hierarchy.levels]
@@ -104,9 +103,7 @@ class Server(StagedStrategy):
         self.projection_seed = int(generator.integers(2**31))
         packed = {
             f"level.{number}": pack_blocks(public, level)
-            for number, (level, public) in enumerate(
-                zip(self._tree().levels, self._filters().public, strict=True), 1
-            )
+            for number, (level, public) in enumerate(zip(self._tree().levels, self._filters().public, strict=True), 1)
         }
         return Content(
             {"projection_seed": self.projection_seed},
@@ -254,9 +251,7 @@ class Server(StagedStrategy):
         means = group_means(self.tables, hierarchy)
         personal: dict[int, Arrays] = {client: {} for client in self.uploaded}
         ratios = {}
-        for index, (level, alpha, beta) in enumerate(
-            zip(hierarchy.levels, alphas, residual.beta, strict=True)
-        ):
+        for index, (level, alpha, beta) in enumerate(zip(hierarchy.levels, alphas, residual.beta, strict=True)):
             name = f"level.{index + 1}"
             if beta == 0:
                 continue
@@ -280,7 +275,10 @@ class Server(StagedStrategy):
         return personal
 
     def _item_filters(self, alphas: list[Tensor]) -> dict[int, Arrays]:
-        """Eigenpairs of each client's own filter with the peers' item-level structure (beyond the paper)."""
+        """Each client's filter with its peers' item-level structure (beyond the paper).
+
+        In the span of the common eigenvectors it is one r x r matrix; `residual.span: own` sends eigenpairs instead.
+        """
         residual = self.settings.residual
         vectors, values = self.spectrum
         labels = None
@@ -291,6 +289,12 @@ class Server(StagedStrategy):
             level = self._tree().levels[residual.item_level - 1]
             labels = level.labels
             alpha = alphas[residual.item_level - 1][level.parent]
+        if residual.span == "shared":
+            filters = shared_basis_filters(vectors, self.tables, alpha, residual.gamma, labels, residual.center)
+            added = (filters - torch.diag(values)).flatten(1).norm(dim=1).mean()
+            self.statistics["residual_ratio"] = {"item": float(added / values.norm().clamp_min(1e-30))}
+            upper = torch.ones(len(values), len(values), dtype=torch.bool).triu()
+            return {client: {"personal": {"M": filters[row][upper]}} for row, client in enumerate(self.uploaded)}
         personal: dict[int, Arrays] = {}
         for row, client in enumerate(self.uploaded):
             own_vectors, own_values = personal_eigenpairs(

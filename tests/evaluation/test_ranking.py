@@ -114,8 +114,7 @@ def test_equal_scores_are_near_chance_on_items_sorted_by_popularity():
     )
     flat = table_scores(np.zeros((n_users, n_items)))
     by_seed = [
-        rank_sums(flat, nothing(n_users), truth, k, n_items=n_items, tie_seed=s).means()["recall@10"]
-        for s in range(20)
+        rank_sums(flat, nothing(n_users), truth, k, n_items=n_items, tie_seed=s).means()["recall@10"] for s in range(20)
     ]
     in_order = table_scores(np.tile(-np.arange(n_items, dtype=float), (n_users, 1)))
     popular = rank_sums(in_order, nothing(n_users), truth, k, n_items=n_items).means()["recall@10"]
@@ -162,10 +161,7 @@ def test_the_batch_size_does_not_change_a_bit(quantum):
     if quantum:
         model.users.round_()
         model.items.round_()  # many ties
-    results = [
-        rank_users(model.scores, seen, truth, n_items=80, batch_bytes=size)
-        for size in (1, 3000, 7777, 1 << 26)
-    ]
+    results = [rank_users(model.scores, seen, truth, n_items=80, batch_bytes=size) for size in (1, 3000, 7777, 1 << 26)]
     for other in results[1:]:
         for name in ("users", "recall", "precision", "mrr", "ndcg", "hit"):
             assert np.array_equal(getattr(results[0], name), getattr(other, name))
@@ -230,13 +226,9 @@ def test_the_model_s_scores_are_left_alone():
 def problems(draw):
     n_items, n_users = draw(st.integers(1, 9)), draw(st.integers(1, 4))
     label = st.sampled_from(["seen", "truth", "other"])
-    labels = draw(
-        st.lists(st.lists(label, min_size=n_items, max_size=n_items), min_size=n_users, max_size=n_users)
-    )
+    labels = draw(st.lists(st.lists(label, min_size=n_items, max_size=n_items), min_size=n_users, max_size=n_users))
     score = st.sampled_from([-1.5, 0.0, -0.0, 0.25, 2.0])
-    scores = draw(
-        st.lists(st.lists(score, min_size=n_items, max_size=n_items), min_size=n_users, max_size=n_users)
-    )
+    scores = draw(st.lists(st.lists(score, min_size=n_items, max_size=n_items), min_size=n_users, max_size=n_users))
     return labels, np.array(scores), draw(st.integers(1, 11))
 
 
@@ -256,8 +248,7 @@ def test_bounds_and_agreement_with_a_plain_loop(problem):
     labels, scores, k = problem
     n_items = scores.shape[1]
     split = {
-        name: user_items([[i for i, x in enumerate(row) if x == name] for row in labels])
-        for name in ("seen", "truth")
+        name: user_items([[i for i, x in enumerate(row) if x == name] for row in labels]) for name in ("seen", "truth")
     }
     ranks = rank_users(table_scores(scores), split["seen"], split["truth"], k, n_items=n_items)
     means = ranks.sums().means()
@@ -274,9 +265,7 @@ def test_bounds_and_agreement_with_a_plain_loop(problem):
         assert ranks.recall[position] == pytest.approx(sum(gains) / n_truth)
         assert ranks.precision[position] == pytest.approx(sum(gains) / k)
         assert ranks.mrr[position] == pytest.approx(1 / (gains.index(True) + 1) if any(gains) else 0)
-        assert ranks.ndcg[position] == pytest.approx(
-            sum(g / math.log2(r + 2) for r, g in enumerate(gains)) / ideal
-        )
+        assert ranks.ndcg[position] == pytest.approx(sum(g / math.log2(r + 2) for r, g in enumerate(gains)) / ideal)
 
 
 def test_without_federation_nobody_scores_near_one():

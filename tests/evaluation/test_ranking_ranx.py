@@ -27,20 +27,13 @@ def test_agrees_with_ranx(k):
 
     counted = [str(u) for u in range(n_users) if len(truth[u])]
     qrels = Qrels({u: {str(i): 1 for i in truth[int(u)]} for u in counted})
-    run = Run(
-        {
-            u: {str(i): scores[int(u), i] for i in range(n_items) if i not in set(seen[int(u)])}
-            for u in counted
-        }
-    )
+    run = Run({u: {str(i): scores[int(u), i] for i in range(n_items) if i not in set(seen[int(u)])} for u in counted})
     names = {"recall": "recall", "precision": "precision", "mrr": "mrr", "ndcg": "ndcg", "hit": "hit_rate"}
     theirs = evaluate(qrels, run, [f"{name}@{k}" for name in names.values()], return_mean=False)
     order = np.argsort([int(u) for u in qrels.qrels])  # ranx sorts users as strings
     assert ours.users.tolist() == sorted(int(u) for u in qrels.qrels)
     for name, other in names.items():
-        np.testing.assert_allclose(
-            getattr(ours, name), theirs[f"{other}@{k}"][order], rtol=1e-12, err_msg=name
-        )
+        np.testing.assert_allclose(getattr(ours, name), theirs[f"{other}@{k}"][order], rtol=1e-12, err_msg=name)
     means = evaluate(qrels, run, [f"{name}@{k}" for name in names.values()])
     for name, other in names.items():
         assert ours.sums().means()[f"{name}@{k}"] == pytest.approx(means[f"{other}@{k}"], rel=1e-12)

@@ -76,9 +76,7 @@ def test_scores_of_1e4_give_finite_losses_and_gradients(loss):
     users = torch.tensor([[100.0], [-100.0]])
     items = torch.tensor([[100.0], [-100.0]])
     model = MatrixFactorization(users, items, loss)
-    value, gradients = model.loss_and_gradients(
-        torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([1, 1])
-    )
+    value, gradients = model.loss_and_gradients(torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([1, 1]))
     # One triple is as right as can be (loss 0), the other as wrong: 2e4 apart, or 1e4 from each target.
     assert value == pytest.approx(1e4 if loss == "bpr" else 5e3)
     assert all(bool(g.isfinite().all()) for g in gradients.values())

@@ -18,9 +18,7 @@ def brute_force(items, row, w0, l2):
     e = items.numpy()
     e = e * np.sqrt(len(e)) / np.linalg.norm(e)
     weight, target = np.full(len(e), w0), np.zeros(len(e))
-    for (
-        i
-    ) in row:  # a seen item is there twice: once with weight 1 and target 1, once among all with weight w0
+    for i in row:  # a seen item is there twice: once with weight 1 and target 1, once among all with weight w0
         weight[i] += 1
         target[i] = 1 / weight[i]
     root = np.sqrt(weight)
@@ -34,9 +32,7 @@ def test_scores_equal_a_brute_force_least_squares(w0, l2):
     items = table()
     vectors = refit_users(items, user_items(ROWS), w0, l2)
     for user, row in enumerate(ROWS):
-        np.testing.assert_allclose(
-            items @ vectors[user], brute_force(items, row, w0, l2), rtol=1e-9, atol=1e-12
-        )
+        np.testing.assert_allclose(items @ vectors[user], brute_force(items, row, w0, l2), rtol=1e-9, atol=1e-12)
 
 
 def test_scores_do_not_depend_on_the_scale_of_the_table_but_vectors_do():

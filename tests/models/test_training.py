@@ -114,9 +114,7 @@ def test_restored_optimiser_state_equals_an_unbroken_run(optimizer):
         state = report.optimizer_state
     assert same(copies(whole), copies(broken))
     assert same(unbroken.optimizer_state, state)
-    names = {
-        f"adam/{table}/{entry}" for table in ("users", "items") for entry in ("step", "exp_avg", "exp_avg_sq")
-    }
+    names = {f"adam/{table}/{entry}" for table in ("users", "items") for entry in ("step", "exp_avg", "exp_avg_sq")}
     assert state.keys() == (names if optimizer == "adam" else set())
 
 

@@ -5,9 +5,7 @@ import torch
 from fedhur_app.relations.hierarchy import Hierarchy, Level, build_hierarchy
 
 
-def tables(
-    clients: int, items: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> torch.Tensor:
+def tables(clients: int, items: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(clients, items, dim, generator=generator, dtype=dtype)
 

@@ -34,9 +34,7 @@ def check_valid(hierarchy: Hierarchy, branching: tuple[int, ...], items: int) ->
 
 def same(first: Hierarchy, second: Hierarchy) -> bool:
     return all(
-        torch.equal(a.labels, b.labels)
-        and torch.equal(a.parent, b.parent)
-        and torch.equal(a.members, b.members)
+        torch.equal(a.labels, b.labels) and torch.equal(a.parent, b.parent) and torch.equal(a.members, b.members)
         for a, b in zip(first.levels, second.levels, strict=True)
     )
 
@@ -140,9 +138,7 @@ def test_impossible_inputs_are_refused(items, branching, message):
 
 def test_a_real_size_takes_seconds_at_most():
     started = time.perf_counter()
-    hierarchy = build_hierarchy(
-        torch.randn(1682, 128, generator=torch.Generator().manual_seed(0)), (12, 12, 12), 1
-    )
+    hierarchy = build_hierarchy(torch.randn(1682, 128, generator=torch.Generator().manual_seed(0)), (12, 12, 12), 1)
     # About 0.4 s; the bound only catches a change of order of magnitude on a busy machine.
     assert time.perf_counter() - started < 10
     assert 800 < hierarchy.leaf.n_groups <= 1682

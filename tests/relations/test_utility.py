@@ -19,9 +19,7 @@ def example():
 def test_objective_is_half_the_squared_reconstruction_error():
     means, _, public, _ = example()
     for z, f, value in zip(means, public, reconstruction_objective(means, public), strict=True):
-        expected = (
-            sum(float(((z.T - z.T @ f) ** 2)[a, b]) for a in range(z.shape[1]) for b in range(z.shape[0])) / 2
-        )
+        expected = sum(float(((z.T - z.T @ f) ** 2)[a, b]) for a in range(z.shape[1]) for b in range(z.shape[0])) / 2
         assert float(value) == pytest.approx(expected)
 
 
@@ -57,9 +55,7 @@ def test_padding_never_leaks_into_queries():
         for block in range(len(level.members)):
             count = int(level.mask[block].sum())
             small = utility(gram[block, :count, :count], public[block, :count, :count], form)
-            torch.testing.assert_close(
-                answer[block, :count], queries(small, projections.double()[block, :count])
-            )
+            torch.testing.assert_close(answer[block, :count], queries(small, projections.double()[block, :count]))
 
 
 def test_query_columns_have_unit_length_and_zero_columns_stay_zero():

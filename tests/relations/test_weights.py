@@ -45,9 +45,7 @@ def test_weights_by_hand():
 def test_standardised_weights_have_no_units():
     scores = brute.tables(3, 6, 6)
     torch.testing.assert_close(weights(1e6 * scores + 5, 0.7), weights(scores, 0.7))
-    assert not torch.allclose(
-        weights(10 * scores, 0.7, standardize=False), weights(scores, 0.7, standardize=False)
-    )
+    assert not torch.allclose(weights(10 * scores, 0.7, standardize=False), weights(scores, 0.7, standardize=False))
 
 
 @pytest.mark.parametrize("standardize", [True, False])
@@ -68,9 +66,7 @@ def test_rows_sum_to_one_and_only_candidates_weigh(standardize, include_self, to
         full = weights(scores, 0.5, standardize, include_self)
         kept = torch.where(alpha > 0, full, 0)
         torch.testing.assert_close(alpha, kept / kept.sum(dim=2, keepdim=True))
-        assert (
-            torch.where(alpha > 0, full, 1).amin(dim=2) >= torch.where(alpha > 0, 0, full).amax(dim=2)
-        ).all()
+        assert (torch.where(alpha > 0, full, 1).amin(dim=2) >= torch.where(alpha > 0, 0, full).amax(dim=2)).all()
 
 
 def test_weights_refuse_what_has_no_meaning():
@@ -97,8 +93,7 @@ def test_residuals_are_weighted_deviations_of_filters():
         for k in range(5):
             for block in range(len(level.members)):
                 expected = sum(
-                    alpha[block, k, j] * (inherited[block] + grams[j, block] - public[block])
-                    for j in range(5)
+                    alpha[block, k, j] * (inherited[block] + grams[j, block] - public[block]) for j in range(5)
                 )
                 torch.testing.assert_close(r[k, block], expected)
         torch.testing.assert_close(r, r.transpose(-1, -2))
@@ -146,9 +141,7 @@ def test_personal_eigenpairs_are_those_of_the_item_residual(groups, gamma):
         dense += gamma * inside[:, None] * (peers - public) * inside
     expected, expected_vectors = torch.linalg.eigh(dense)
     expected, expected_vectors = expected.flip(0)[:rank], expected_vectors.flip(1)[:, :rank]
-    got_vectors, got = personal_eigenpairs(
-        vectors, values, tables, alpha, gamma, rank, labels, tolerance=1e-9
-    )
+    got_vectors, got = personal_eigenpairs(vectors, values, tables, alpha, gamma, rank, labels, tolerance=1e-9)
     torch.testing.assert_close(got, expected.clamp_min(0))
     torch.testing.assert_close(
         (got_vectors * got) @ got_vectors.T,

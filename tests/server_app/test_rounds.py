@@ -54,9 +54,7 @@ def test_a_resumed_run_has_the_history_of_an_unbroken_one(strategy, fraction, tm
 
         def kill(message, client, killed_in=killed_in, seen=seen):
             # Killed in the middle of the last stage of a round: some clients have finished it, some have not.
-            if message.metadata.group_id == f"round-{killed_in}" and message.metadata.message_type.startswith(
-                "train."
-            ):
+            if message.metadata.group_id == f"round-{killed_in}" and message.metadata.message_type.startswith("train."):
                 seen.add((message.metadata.message_type, client))
                 stages = {stage for stage, _ in seen}
                 last = "train.items" if strategy == "local" else "train.personalize"

@@ -73,7 +73,7 @@ def test_divergence_names_client_and_round_and_keeps_the_checkpoint(strategy, tm
     run(tmp_path, strategy, "rounds=2 min_rounds=2 train.loss=mse train.optimizer=sgd train.lr=0.1")
     before = (tmp_path / "checkpoint" / "server.npz").read_bytes()
     with pytest.raises(DivergedRunError, match=r"client \d+, round \d+, .*"):
-        resume(tmp_path, f"rounds=200 min_rounds=200 train.lr=1e3")
+        resume(tmp_path, "rounds=200 min_rounds=200 train.lr=1e3")
     assert result(tmp_path)["status"] == "failed"
     assert len(before) > 0
     assert (tmp_path / "checkpoint" / "server.npz").is_file()
@@ -113,9 +113,7 @@ def test_stale_answers_are_refused_by_round():
 
 
 def test_an_answer_in_another_clients_name_is_refused():
-    _, runner = grid_and_runner(
-        replying(lambda client, _: {"client": 0, "stage": Stage.ITEMS, "round": 1}), quorum=0.1
-    )
+    _, runner = grid_and_runner(replying(lambda client, _: {"client": 0, "stage": Stage.ITEMS, "round": 1}), quorum=0.1)
     outcome = runner.call(Stage.ITEMS, 1, {c: Content({"round": 1}) for c in range(3)}, "round 1")
     assert list(outcome.replies) == [0]
     assert "names client 0" in outcome.absent[2]
@@ -126,7 +124,7 @@ def test_nan_in_an_answer_stops_the_run():
         return {"client": client, "stage": Stage.ITEMS, "round": 1, "loss_sum": float("nan") if client else 0.0}
 
     _, runner = grid_and_runner(replying(fields))
-    with pytest.raises(DivergedRunError, match="client 1, round 1, train.items: loss_sum is not finite"):
+    with pytest.raises(DivergedRunError, match=r"client 1, round 1, train.items: loss_sum is not finite"):
         runner.call(Stage.ITEMS, 1, {c: Content({"round": 1}) for c in range(3)}, "round 1")
 
 
@@ -176,7 +174,7 @@ def test_foreign_code_is_refused(tmp_path, monkeypatch):
 def test_a_client_app_of_another_project_is_refused(tmp_path):
     foreign = ClientApp()
     foreign.train()(lambda message, context: message)
-    with pytest.raises(RunError, match="handshake failed.*run another app"):
+    with pytest.raises(RunError, match=r"handshake failed.*run another app"):
         start(tmp_path, LocalGrid(foreign, 6, {}))
 
 
@@ -208,9 +206,7 @@ def test_clients_may_bring_their_own_data(tmp_path):
 def test_a_device_ignores_paths_that_the_server_names(tmp_path):
     settings = load_settings("synthetic", "local", overrides=SMALL)
     prepared = prepare_data(settings)
-    context = Context(
-        1, 1, {"data-path": str(shard_path(prepared.folder, 0))}, RecordDict(), {}
-    )
+    context = Context(1, 1, {"data-path": str(shard_path(prepared.folder, 0))}, RecordDict(), {})
     request = Content(
         {
             "code": code_fingerprint(),

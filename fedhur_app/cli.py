@@ -1,0 +1,563 @@
+"""The `fedhur` command: run, data, strategies.
+
+Heavy packages (torch, Flower, the data code) are imported where they are used, so that `--help` is quick.
+"""
+
+import contextlib
+import json
+import logging
+import shlex
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+
+import typer
+import typer.core
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedhur_app import __version__
+from fedhur_app.flower_runner import FOR_PEOPLE, FlowerError
+
+if TYPE_CHECKING:
+    import click
+
+    from fedhur_app.config import Settings
+
+KEPT_LINES = 200
+POLL_SECONDS = 0.3
+
+
+class UsageError(ValueError):
+    """Options that do not fit together or to the files; the text says what to do."""
+
+
+class _Group(typer.core.TyperGroup):
+    """The commands, with readable errors."""
+
+    def invoke(self, ctx: "click.Context") -> Any:
+        with _readable_errors():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _readable_errors() -> Iterator[None]:
+    """Expected errors become one red line and exit status 2; any other keeps its traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("stopped", style="yellow")
+        sys.exit(130)
+    except Exception as error:
+        if not _expected(error):
+            raise
+        err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _expected(error: Exception) -> bool:
+    from fedhur_app.config import ConfigError
+    from fedhur_app.data.errors import DataError
+
+    kinds = (UsageError, ConfigError, DataError, FlowerError)
+    return isinstance(error, (*kinds, FileNotFoundError, NotADirectoryError, PermissionError))
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated recommendation on Flower: FedHUR, FedCIA, FedAvg and more.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Fetch and describe data sets.")
+app.add_typer(data_app, name="data")
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of conf/, e.g. train.lr=0.05. Repeatable."),
+]
+
+
+def main() -> None:
+    """Entry point of the `fedhur` command."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"fedhur {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    dataset: Annotated[str | None, typer.Option(help="A file in conf/dataset/ (default: ml-100k).")] = None,
+    strategy: Annotated[str | None, typer.Option(help="A file in conf/strategy/ (default: fedhur).")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the whole run (default: 1).")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds at most (lowers min_rounds too).")] = None,
+    set_: SetOption = None,
+    runtime: Annotated[
+        Literal["flower", "local"], typer.Option(help="flower: `flwr run` with Ray; local: in this process.")
+    ] = "flower",
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Output folder (default: runs/<dataset>-<strategy>-seed<seed>-<time>)."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Output folder of an earlier run, to continue it with its settings.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show all output of Flower and the app.")] = False,
+) -> None:
+    """Train and test a strategy on a data set and show the result."""
+    changes = list(set_ or [])
+    if resume is not None:
+        if output is not None and output.expanduser().resolve() != resume.expanduser().resolve():
+            raise UsageError("--output contradicts --resume: a resumed run goes on in its own folder")
+        folder = resume.expanduser().resolve()
+        settings, overrides = resumed_settings(folder, dataset, strategy, seed, rounds, changes)
+        run_config = _run_config(settings.dataset.name, settings, overrides, folder, resume=True)
+    else:
+        dataset = dataset or "ml-100k"
+        strategy = strategy or "fedhur"
+        settings, overrides = new_settings(dataset, strategy, 1 if seed is None else seed, rounds, changes)
+        folder = output_folder(output, dataset, settings)
+        run_config = _run_config(dataset, settings, overrides, folder, resume=False)
+    raise typer.Exit(execute(run_config, settings, folder, runtime, verbose))
+
+
+@app.command()
+def strategies() -> None:
+    """List the strategies of conf/strategy/."""
+    from fedhur_app.config import available, conf_folder
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name in available("strategy"):
+        lines = (conf_folder() / "strategy" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        about = next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
+        table.add_row(name, about)
+    out.print(table)
+
+
+@data_app.command()
+def fetch(name: Annotated[str, typer.Argument(help="Such as ml-100k.")]) -> None:
+    """Download a data set, unless it is there already."""
+    from fedhur_app.data import catalog
+
+    folder = catalog.fetch(name, say=_plain)
+    _plain(f"{name}: {folder}")
+
+
+@data_app.command()
+def describe(
+    name: Annotated[str, typer.Argument(metavar="NAME|DIR", help="A data set, or a folder of prepared shards.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of split and clients.")] = 1,
+    set_: SetOption = None,
+) -> None:
+    """Count users, items, interactions, the parts of the split and the clients."""
+    from fedhur_app.config import available, load_settings
+    from fedhur_app.data.describe import describe as count
+    from fedhur_app.data.describe import describe_prepared, render
+    from fedhur_app.data.experiment import load_interactions_of
+    from fedhur_app.data.partition import assign_clients
+    from fedhur_app.data.split import split_labels
+
+    if name not in available("dataset") and Path(name).is_dir():
+        _plain(render(describe_prepared(Path(name))))
+        return
+    settings = load_settings(name, seed=seed, overrides=shlex.join(set_ or []))
+    data = load_interactions_of(settings)
+    split, clients = settings.dataset.split, settings.dataset.clients
+    labels = split_labels(data, split.kind, split.ratios, seed)
+    owner = assign_clients(data, labels, clients.kind, clients.number, seed)
+    _plain(render(count(data, labels, owner)))
+
+
+def _plain(line: str) -> None:
+    out.print(line, markup=False, soft_wrap=True)
+
+
+def new_settings(
+    dataset: str, strategy: str, seed: int, rounds: int | None, changes: list[str]
+) -> "tuple[Settings, str]":
+    """Settings of a new run and the text of the run-config key `overrides` that leads to them.
+
+    Args:
+        dataset: A file in conf/dataset/.
+        strategy: A file in conf/strategy/.
+        seed: Seed of the run.
+        rounds: Overrides the setting of that name, and lowers `min_rounds` to it where needed.
+        changes: Items `key=value`.
+
+    Raises:
+        ConfigError: An unknown name or key, an impossible value.
+    """
+    from fedhur_app.config import load_settings
+
+    if rounds is not None:
+        # min_rounds is known only once all is composed, which fails where it is above rounds.
+        many = load_settings(dataset, strategy, seed, shlex.join([*changes, f"rounds={10**9}"]))
+        changes = [*changes, f"rounds={rounds}"]
+        if many.min_rounds > rounds:
+            changes.append(f"min_rounds={rounds}")
+    overrides = shlex.join(changes)
+    return load_settings(dataset, strategy, seed, overrides), overrides
+
+
+def resumed_settings(
+    folder: Path,
+    dataset: str | None,
+    strategy: str | None,
+    seed: int | None,
+    rounds: int | None,
+    changes: list[str],
+) -> "tuple[Settings, str]":
+    """Settings of the run in `folder`, and the overrides that resuming it takes (more rounds, or none).
+
+    Raises:
+        UsageError: Nothing to resume, or an option that contradicts the run's config.yaml.
+    """
+    from fedhur_app.config import parse_overrides, read_config_file
+
+    settings = read_config_file(folder / "config.yaml")
+    if not (folder / "checkpoint").is_dir():
+        raise UsageError(f"{folder} holds no checkpoint: the run ended before its first round; start it anew")
+    wanted = _flatten(parse_overrides(shlex.join(changes)))
+    named = {"dataset.name": dataset, "strategy": strategy, "seed": seed, "rounds": rounds}
+    wanted |= {key: value for key, value in named.items() if value is not None}
+    present = _flatten(settings.model_dump())
+    for key, value in wanted.items():
+        if key not in present:
+            raise UsageError(f"there is no setting {key!r} in {folder / 'config.yaml'}")
+        if key != "rounds" and value != present[key]:
+            raise UsageError(
+                f"{key}={value} contradicts the run in {folder}, which has {key}={present[key]}: "
+                "a resumed run keeps its settings; start a new one for others"
+            )
+    more = wanted.get("rounds", settings.rounds)
+    if not isinstance(more, int) or more < settings.rounds:
+        raise UsageError(f"rounds={more}: a resumed run's rounds ({settings.rounds}) can only be raised")
+    if more == settings.rounds and _read_json(folder / "result.json").get("status") == "completed":
+        raise UsageError(f"the run in {folder} is completed; give --rounds above {settings.rounds} to go on")
+    if more == settings.rounds:
+        return settings, ""
+    return settings.model_copy(update={"rounds": more}), f"rounds={more}"
+
+
+def _flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def output_folder(output: Path | None, dataset: str, settings: "Settings") -> Path:
+    """The absolute output folder of a new run.
+
+    Raises:
+        UsageError: It holds a run already, or is a file.
+    """
+    if output is None:
+        moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        name = f"{dataset}-{settings.strategy}-seed{settings.seed}-{moment}".replace("/", "-")
+        output = Path("runs") / name
+    folder = output.expanduser().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; the output must be a folder")
+    for name in ("result.json", "history.jsonl"):
+        if (folder / name).exists():
+            raise UsageError(
+                f"{folder} already holds a run ({name}): choose another --output, "
+                f"or continue it with --resume {shlex.quote(str(folder))}"
+            )
+    return folder
+
+
+def _run_config(
+    dataset: str, settings: "Settings", overrides: str, folder: Path, *, resume: bool
+) -> dict[str, str | int]:
+    return {
+        "dataset": dataset,
+        "strategy": settings.strategy,
+        "seed": settings.seed,
+        "overrides": overrides,
+        "output-dir": str(folder),
+        "resume": str(folder) if resume else "",
+    }
+
+
+def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path, runtime: str, verbose: bool) -> int:
+    """Run, follow, show the result.
+
+    Returns:
+        The exit status: 0 only if the run completed and wrote its result, 130 after Ctrl-C.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    result_file, log_file = folder / "result.json", folder / "run.log"
+    before = _changed_at(result_file)
+    _plain(f"output: {folder}")
+    metric = f"ndcg@{settings.evaluation.k}"
+    failure = ""
+    stopped = False
+    with (
+        log_file.open("a", encoding="utf-8") as log,
+        LiveView(out, settings.rounds, metric, verbose, log) as view,
+        HistoryFollower(folder / "history.jsonl", view.show_rounds),
+    ):
+        try:
+            if runtime == "flower":
+                failure = _run_flower(run_config, settings, view.line)
+            else:
+                _run_local(run_config, view.line)
+        except KeyboardInterrupt:
+            stopped = True
+        except Exception as error:
+            # What ends the server is in result.json, traceback and all; anything else must not get lost here.
+            if not _expected(error) and _changed_at(result_file) == before:
+                raise
+            failure = str(error) or type(error).__name__
+    # A result.json of before a resume says nothing about this run.
+    result = _read_json(result_file) if _changed_at(result_file) != before else {}
+    if not failure and not stopped and result.get("status") == "completed":
+        show_result(out, result, folder)
+        return 0
+    if stopped:
+        err.print("stopped by Ctrl-C", style="yellow")
+    else:
+        view.show_hidden()
+        reason = result.get("reason") if result.get("status") == "failed" else None
+        err.print(
+            f"the run failed: {reason or failure or 'it ended without writing a result'}",
+            style="red",
+            markup=False,
+            soft_wrap=True,
+        )
+        err.print(f"log: {log_file}", markup=False, soft_wrap=True)
+    if (folder / "checkpoint").is_dir():
+        err.print(f"continue with: fedhur run --resume {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
+    _plain(f"output: {folder}")
+    return 130 if stopped else 1
+
+
+def _run_flower(run_config: dict[str, str | int], settings: "Settings", on_line: Callable[[str], None]) -> str:
+    """Run under Flower; the text says why it failed, empty if it did not."""
+    from fedhur_app.data.experiment import number_of_clients
+    from fedhur_app.flower_runner import client_resources, run_flower
+
+    clients = number_of_clients(settings)
+    on_line(f"{FOR_PEOPLE}starting Flower with {clients} virtual clients")
+    cpus, gpus = client_resources(settings.device, clients)
+    outcome = run_flower(run_config, clients, cpus_per_client=cpus, gpus_per_client=gpus, on_line=on_line)
+    if outcome.completed:
+        return ""
+    return outcome.details or f"Flower ended with status {outcome.status}"
+
+
+def _run_local(run_config: dict[str, str | int], on_line: Callable[[str], None]) -> None:
+    from flwr.common.logger import FLOWER_LOGGER
+
+    from fedhur_app.runtime import run_local
+
+    with _heard(FLOWER_LOGGER, on_line):
+        run_local(run_config)
+
+
+@contextlib.contextmanager
+def _heard(logger: logging.Logger, on_line: Callable[[str], None]) -> Iterator[None]:
+    """Give a logger's lines to `on_line` instead of to its own handlers."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            on_line(record.getMessage())
+
+    old = logger.handlers[:]
+    logger.handlers[:] = [Handler()]
+    try:
+        yield
+    finally:
+        logger.handlers[:] = old
+
+
+class HistoryFollower:
+    """Watches a run's history.jsonl in a thread and hands over all its rounds whenever it changed.
+
+    Args:
+        path: The file; it need not exist yet.
+        on_change: Called with the rounds, in order; half-written lines are left for later.
+    """
+
+    def __init__(self, path: Path, on_change: Callable[[list[dict[str, Any]]], None]) -> None:
+        self._path = path
+        self._on_change = on_change
+        self._seen: tuple[int, int] | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="history", daemon=True)
+
+    def __enter__(self) -> "HistoryFollower":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._look()  # what was written since the last look
+
+    def _watch(self) -> None:
+        while not self._end.wait(POLL_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            stat = self._path.stat()
+            if (stat.st_mtime_ns, stat.st_size) == self._seen:
+                return
+            text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return
+        self._seen = (stat.st_mtime_ns, stat.st_size)
+        rounds = []
+        for line in text.splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                rounds.append(json.loads(line))
+        self._on_change(rounds)
+
+
+class LiveView:
+    """What a person sees of a run: a line a stage and, in a terminal, a bar over rounds below them.
+
+    Where the console is no terminal there is no bar: the server's own lines tell the score of each round.
+
+    Args:
+        console: Where to print.
+        rounds: Rounds at most.
+        metric: Name of the validation metric to show.
+        verbose: Also show the lines that are not marked for people.
+        log: Gets every line.
+    """
+
+    def __init__(self, console: Console, rounds: int, metric: str, verbose: bool, log: TextIO) -> None:
+        self._console = console
+        self._metric = metric
+        self._verbose = verbose
+        self._log = log
+        self._hidden: deque[str] = deque(maxlen=KEPT_LINES)
+        self._bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[best]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("rounds", total=rounds, best="waiting for the first round")
+
+    def __enter__(self) -> "LiveView":
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def line(self, line: str) -> None:
+        """Take one line of the run's output."""
+        self._log.write(line + "\n")
+        self._log.flush()
+        _, mark, text = line.partition(FOR_PEOPLE)
+        if mark and not text.startswith("output: "):  # the command has its own line for that
+            self._console.print(text, markup=False, soft_wrap=True)
+        elif self._verbose:
+            self._console.print(line, markup=False, soft_wrap=True, style="dim")
+        elif line and not mark:
+            self._hidden.append(line)
+
+    def show_rounds(self, rounds: list[dict[str, Any]]) -> None:
+        """Take all rounds of the history so far."""
+        scored = [
+            (entry["validation"][self._metric], entry["round"])
+            for entry in rounds
+            if self._metric in entry.get("validation", {})
+        ]
+        if not scored:
+            return
+        best, best_round = max(scored, key=lambda pair: (pair[0], -pair[1]))
+        text = f"best validation {self._metric} {best:.4f} (round {best_round})"
+        self._bar.update(self._task, completed=rounds[-1]["round"], best=text)
+
+    def show_hidden(self) -> None:
+        """Print the last lines that were not shown: they may explain a failure."""
+        for line in self._hidden:
+            self._console.print(line, markup=False, soft_wrap=True, style="dim")
+        self._hidden.clear()
+
+
+def show_result(console: Console, result: dict[str, Any], folder: Path) -> None:
+    """Print the table of a completed run.
+
+    Args:
+        console: Where to print.
+        result: Content of result.json.
+        folder: Output folder of the run.
+    """
+    table = Table(title=f"{result['strategy']} on {result['dataset']}, seed {result['seed']}")
+    table.add_column("metric")
+    table.add_column("validation", justify="right")
+    table.add_column("test", justify="right")
+    for name, value in result["test"].items():
+        validation = result["validation"].get(name)
+        table.add_row(name, "-" if validation is None else f"{validation:.4f}", f"{value:.4f}")
+    console.print(table)
+    console.print(f"best round {result['best_round']} of {result['rounds']}, {result['users_evaluated']} users tested")
+    console.print(
+        f"sent by clients {_bytes(result['bytes_up'])}, to clients {_bytes(result['bytes_down'])}, "
+        f"{result['seconds']:.1f} s"
+    )
+    console.print(f"output: {folder}", markup=False, soft_wrap=True)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def _changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+if __name__ == "__main__":
+    main()
