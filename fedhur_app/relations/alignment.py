@@ -305,6 +305,11 @@ def _tree_matmul(tree: Sequence[tuple[Level, torch.Tensor]], sums: torch.Tensor)
 
 def _exact(personal: PersonalFilter, items: torch.Tensor) -> torch.Tensor:
     width = items.shape[1]
+    if not personal.tree and len(personal.values) <= width and bool((personal.values >= 0).all()):
+        # The filter already is E E^T of a table of this width: nothing to solve.
+        best = items.new_zeros(items.shape)
+        best[:, : len(personal.values)] = personal.vectors * personal.values.sqrt()
+        return best @ procrustes(best, items)
     coordinates = _Coordinates(personal)
     if coordinates.low_rank is None:
         values, order = personal.values.sort(descending=True, stable=True)

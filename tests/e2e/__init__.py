@@ -1,0 +1,1 @@
+"""Whole paths with real processes."""
