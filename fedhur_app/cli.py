@@ -494,15 +494,17 @@ class LiveView:
 
     def show_rounds(self, rounds: list[dict[str, Any]]) -> None:
         """Take all rounds of the history so far."""
+        if not rounds:
+            return
         scored = [
             (entry["validation"][self._metric], entry["round"])
             for entry in rounds
-            if self._metric in entry.get("validation", {})
+            if entry.get("validation", {}).get(self._metric) is not None
         ]
-        if not scored:
-            return
-        best, best_round = max(scored, key=lambda pair: (pair[0], -pair[1]))
-        text = f"best validation {self._metric} {best:.4f} (round {best_round})"
+        text = ""
+        if scored:
+            best, best_round = max(scored, key=lambda pair: (pair[0], -pair[1]))
+            text = f"best validation {self._metric} {best:.4f} (round {best_round})"
         self._bar.update(self._task, completed=rounds[-1]["round"], best=text)
 
     def show_hidden(self) -> None:
@@ -525,8 +527,7 @@ def show_result(console: Console, result: dict[str, Any], folder: Path) -> None:
     table.add_column("validation", justify="right")
     table.add_column("test", justify="right")
     for name, value in result["test"].items():
-        validation = result["validation"].get(name)
-        table.add_row(name, "-" if validation is None else f"{validation:.4f}", f"{value:.4f}")
+        table.add_row(name, _metric_text(result["validation"].get(name)), _metric_text(value))
     console.print(table)
     console.print(f"best round {result['best_round']} of {result['rounds']}, {result['users_evaluated']} users tested")
     console.print(
@@ -534,6 +535,10 @@ def show_result(console: Console, result: dict[str, Any], folder: Path) -> None:
         f"{result['seconds']:.1f} s"
     )
     console.print(f"output: {folder}", markup=False, soft_wrap=True)
+
+
+def _metric_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _bytes(count: float) -> str:

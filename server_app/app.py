@@ -87,7 +87,9 @@ def main(grid: Grid, context: Context) -> None:
         }
     )
     k = settings.evaluation.k
-    say("test ndcg@%d %.4f (model of round %d)", k, outcome.test[f"ndcg@{k}"], outcome.best_round)
+    value = outcome.test[f"ndcg@{k}"]
+    quality = "no client has test items" if value is None else f"test ndcg@{k} {value:.4f}"
+    say("%s (model of round %d)", quality, outcome.best_round)
     say("output: %s", folder.path)
 
 

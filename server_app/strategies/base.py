@@ -71,8 +71,8 @@ class Outcome:
 
     rounds: int
     best_round: int
-    validation: dict[str, float]
-    test: dict[str, float]
+    validation: dict[str, float | None]
+    test: dict[str, float | None]
     users_evaluated: int
     bytes_up: int
     bytes_down: int
@@ -169,7 +169,7 @@ class StagedStrategy:
             rounds=progress.round,
             best_round=progress.best_round,
             validation=self._best_validation(),
-            test=pooled.means(),
+            test=_means(pooled),
             users_evaluated=int(pooled.users),
             bytes_up=progress.bytes_up,
             bytes_down=progress.bytes_down,
@@ -234,10 +234,13 @@ class StagedStrategy:
         progress, k = self.progress, self.settings.evaluation.k
         for client, content in results[-1].replies.items():
             progress.sums[client] = _sums(content, "valid").to_dict()
-        validation = self._pooled_validation().means()
+        validation = _means(self._pooled_validation())
         value = validation[f"ndcg@{k}"]
         progress.round = round_
-        if value > progress.best_value:
+        if value is None:
+            # Nobody has validation items: nothing can be chosen, the latest model counts.
+            progress.best_round = round_
+        elif value > progress.best_value:
             progress.best_round, progress.best_value = round_, value
         up = sum(sum(result.bytes_up.values()) for result in results)
         down = sum(sum(result.bytes_down.values()) for result in results)
@@ -278,17 +281,10 @@ class StagedStrategy:
             self.folder.append_history(line)
             if save:
                 self.folder.save_server(progress.to_plain(), self.state())
-        say(
-            "round %d/%d | validation ndcg@%d %.4f (best %.4f, round %d) | loss %.4f | %.1f s",
-            round_,
-            self.settings.rounds,
-            k,
-            value,
-            progress.best_value,
-            progress.best_round,
-            loss,
-            seconds,
-        )
+        quality = "no client has validation items"
+        if value is not None:
+            quality = f"validation ndcg@{k} {value:.4f} (best {progress.best_value:.4f}, round {progress.best_round})"
+        say("round %d/%d | %s | loss %.4f | %.1f s", round_, self.settings.rounds, quality, loss, seconds)
 
     def _pooled_validation(self) -> RankSums:
         """Sums over all clients: the latest of each; zeros for the users of those who have not taken part yet."""
@@ -300,7 +296,7 @@ class StagedStrategy:
             pooled = pooled + RankSums.from_dict(latest or unseen)
         return pooled
 
-    def _best_validation(self) -> dict[str, float]:
+    def _best_validation(self) -> dict[str, float | None]:
         if self.folder is not None:
             for line in self.folder.read_history(self.progress.round):
                 if line["round"] == self.progress.best_round:
@@ -331,6 +327,11 @@ class StagedStrategy:
 
     def load_state(self, arrays: dict[str, np.ndarray]) -> None:
         """The inverse of :meth:`state`."""
+
+
+def _means(sums: RankSums) -> dict[str, float | None]:
+    """Means over users; None (null in JSON) where there is no user to take a mean over."""
+    return {name: value if sums.users else None for name, value in sums.means().items()}
 
 
 def _sums(content: Content, split: str) -> RankSums:

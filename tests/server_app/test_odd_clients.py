@@ -1,0 +1,139 @@
+"""Clients of every odd kind finish a run: field cases 6, 9, 12, 14 and 20."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedhur_app import runtime
+from fedhur_app.config import load_settings
+from fedhur_app.data import experiment
+from fedhur_app.data.interactions import from_raw
+from fedhur_app.protocol import Content
+from server_app.strategies.base import Fleet
+from server_app.strategies.fedavg import Server as FedAvg
+from tests.running import history, result, run
+
+STRATEGIES = ["local", "fedavg", "fedcia", "fedhur", "fedhur-paper"]
+
+
+@pytest.fixture
+def odd_data(monkeypatch):
+    """Eight users: one who saw everything, ones with 1, 2 and 3 rows, four ordinary ones; an item seen by one only."""
+    items = 12
+    rows = [(0, item) for item in range(items)] + [(1, 3), (2, 1), (2, 5), (3, 0), (3, 2), (3, 4)]
+    generator = np.random.default_rng(0)
+    for user in range(4, 8):
+        rows += [(user, int(item)) for item in generator.choice(items - 1, 6, replace=False)]
+    users, items_of = np.array(rows).T
+    data = from_raw("synthetic", users, items_of, timestamps=np.arange(len(rows)))
+    monkeypatch.setattr(experiment, "load_interactions_of", lambda settings: data)
+    return data
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("split", ["random", "user-ratio", "leave-one-out", "temporal"])
+def test_one_user_a_client_with_none_one_and_all_items(strategy, split, odd_data, tmp_path):
+    run(
+        tmp_path,
+        strategy,
+        f"rounds=2 min_rounds=1 dataset.split.kind={split} dataset.clients.kind=one-user dataset.clients.number=8",
+    )
+    outcome = result(tmp_path)
+    assert outcome["status"] == "completed"
+    assert 0 < outcome["users_evaluated"] <= 8
+    for line in history(tmp_path):
+        assert line["clients"] == 8
+        assert np.isfinite(line["loss"])
+
+
+def test_a_user_who_has_seen_everything_is_skipped_and_counted(odd_data, tmp_path):
+    run(
+        tmp_path,
+        "fedavg",
+        "rounds=1 min_rounds=1 dataset.split.ratios=[1.0,0.0,0.0] dataset.clients.kind=one-user dataset.clients.number=8",
+    )
+    line = history(tmp_path)[0]
+    assert line["skipped_users"] == 1
+    assert line["examples"] == len(odd_data) - 12
+
+
+def test_without_any_validation_item_the_last_model_counts(odd_data, tmp_path):
+    run(tmp_path, "fedhur", "rounds=3 min_rounds=1 dataset.split.ratios=[0.8,0.0,0.2] dataset.clients.number=2")
+    outcome = result(tmp_path)
+    assert outcome["rounds"] == outcome["best_round"] == 3
+    assert set(outcome["validation"].values()) == {None}
+    assert outcome["test"]["ndcg@10"] is not None
+
+
+def test_without_any_test_item_the_result_is_null_not_zero(odd_data, tmp_path):
+    run(tmp_path, "fedavg", "rounds=1 min_rounds=1 dataset.split.ratios=[0.8,0.2,0.0] dataset.clients.number=2")
+    assert result(tmp_path)["users_evaluated"] == 0
+    assert set(result(tmp_path)["test"].values()) == {None}
+
+
+def reply(examples, value):
+    return Content({"examples": examples}, {"table": {"items": torch.full((2, 3), value)}})
+
+
+def fedavg(weighting="examples"):
+    settings = load_settings("synthetic", "fedavg", overrides=f"fedavg.weighting={weighting}")
+    return FedAvg(settings, Fleet({0: 0, 1: 1, 2: 2}, 2, dict.fromkeys(range(3), 1)))
+
+
+def test_fedavg_weighs_by_examples_and_ignores_weights_of_zero():
+    server = fedavg()
+    server.aggregate_items(1, {0: reply(1, 1.0), 1: reply(3, 5.0), 2: reply(0, 1e30)})
+    assert torch.equal(server.table, torch.full((2, 3), 4.0))
+    uniform = fedavg("uniform")
+    uniform.aggregate_items(1, {0: reply(1, 1.0), 1: reply(3, 5.0), 2: reply(0, 1e30)})
+    assert torch.equal(uniform.table, torch.full((2, 3), 3.0))
+
+
+def test_fedavg_with_weights_of_zero_only_keeps_the_old_model():
+    server = fedavg()
+    server.aggregate_items(1, {0: reply(2, 7.0)})
+    server.aggregate_items(2, {0: reply(0, 1.0), 1: reply(0, 2.0)})
+    assert torch.equal(server.table, torch.full((2, 3), 7.0))
+
+
+def test_fedavg_gives_a_client_that_missed_the_average_the_table_with_the_call_to_train():
+    server = fedavg()
+    server.aggregate_items(1, {0: reply(1, 1.0), 1: reply(1, 3.0)})
+    server.aggregate_personalize(1, {0: Content()})
+    contents = server.configure_items(2, [0, 1, 2])
+    assert "table" not in contents[0].arrays
+    for client in (1, 2):
+        assert torch.equal(contents[client].record("table")["items"], torch.full((2, 3), 2.0))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_message_holds_a_user_vector_or_a_list_of_items(strategy, tmp_path, monkeypatch):
+    """Field case 20: what leaves a client is searched for its user vectors, item lists and user numbers."""
+    replies = []
+    answer = runtime.LocalGrid._answer
+
+    def spy(grid, message, context, fault):
+        reply = answer(grid, message, context, fault)
+        for name, record in reply.content.array_records.items():
+            for array in record.values():
+                replies.append((name, array.numpy(), context))
+        return reply
+
+    monkeypatch.setattr(runtime.LocalGrid, "_answer", spy)
+    grid = run(tmp_path, strategy, "rounds=2 min_rounds=1")
+    assert (strategy == "local") == (not replies)
+    allowed = {"table", "queries"}
+    for name, array, context in replies:
+        assert name in allowed
+        vectors = context.state["model"]["users"].numpy()
+        held = array.tobytes()
+        assert not any(vector.tobytes() in held for vector in vectors if vector.any())
+        assert array.dtype.kind == "f"
+    server_files = [path for path in tmp_path.rglob("*") if path.is_file() and "clients" not in path.parts]
+    assert {path.name for path in server_files} == {"config.yaml", "history.jsonl", "result.json", "server.npz"}
+    vectors = [
+        vector.tobytes() for context in grid.contexts.values() for vector in context.state["model"]["users"].numpy()
+    ]
+    for path in server_files:
+        content = path.read_bytes()
+        assert not any(vector in content for vector in vectors)
