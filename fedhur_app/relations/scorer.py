@@ -10,6 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedhur_app.models.optimizers import Optimizer
+
+# Arrays of :meth:`Scorer.state` and the entries of the optimiser's state that they hold.
+_ADAM = {"first": "exp_avg", "second": "exp_avg_sq", "steps": "step"}
 # Rows that pass through the network at once when predicting.
 _ROWS = 2**16
 
@@ -46,7 +50,8 @@ class Scorer:
                 self.network.parameters(), (n_features, n_features, hidden, hidden), strict=True
             ):
                 parameter.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=generator)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=lr)
+        self.lr = lr
+        self.optimizer = Optimizer("adam", self._parameters(), lr)
 
     @torch.no_grad()
     def predict(self, features: torch.Tensor) -> torch.Tensor:
@@ -75,23 +80,20 @@ class Scorer:
         with torch.enable_grad():
             for _ in range(self.steps):
                 picked = torch.randint(len(rows), (min(self.batch, len(rows)),), generator=generator)
-                self.optimizer.zero_grad()
                 loss = (self.network(rows[picked])[:, 0] - goal[picked]).square().mean()
-                loss.backward()
-                self.optimizer.step()
+                gradients = torch.autograd.grad(loss, list(self.network.parameters()))
+                self.optimizer.step({str(number): gradient for number, gradient in enumerate(gradients)})
                 losses.append(float(loss.detach()))
         return float(np.mean(losses))
 
     def state(self) -> dict[str, np.ndarray]:
         """Weights and Adam's moments, for an exact resume."""
+        moments = self.optimizer.state()
         arrays = {}
-        for number, parameter in enumerate(self.network.parameters()):
-            moments = self.optimizer.state.get(parameter, {})
-            zeros = torch.zeros_like(parameter)
-            arrays[f"{number}.weight"] = parameter.detach().numpy().copy()
-            arrays[f"{number}.first"] = moments.get("exp_avg", zeros).detach().numpy().copy()
-            arrays[f"{number}.second"] = moments.get("exp_avg_sq", zeros).detach().numpy().copy()
-            arrays[f"{number}.steps"] = np.asarray([float(moments.get("step", 0.0))])
+        for name, parameter in self._parameters().items():
+            arrays[f"{name}.weight"] = parameter.numpy().copy()
+            for kind, entry in _ADAM.items():
+                arrays[f"{name}.{kind}"] = np.atleast_1d(moments[f"adam/{name}/{entry}"].numpy()).copy()
         return arrays
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -100,9 +102,9 @@ class Scorer:
         Raises:
             ValueError: If an array is missing or has another shape.
         """
-        for number, parameter in enumerate(self.network.parameters()):
-            tensors = {}
-            for kind in ("weight", "first", "second", "steps"):
+        moments = {}
+        for number, parameter in self._parameters().items():
+            for kind in ("weight", *_ADAM):
                 name = f"{number}.{kind}"
                 shape = (1,) if kind == "steps" else tuple(parameter.shape)
                 if name not in arrays or arrays[name].shape != shape:
@@ -111,11 +113,12 @@ class Scorer:
                         f"The scorer's state {name!r} should have shape {shape}, but {found} was found: "
                         "was it saved with other features or another hidden width?"
                     )
-                tensors[kind] = torch.tensor(arrays[name])
-            with torch.no_grad():
-                parameter.copy_(tensors["weight"])
-            self.optimizer.state[parameter] = {
-                "step": tensors["steps"][0].float(),
-                "exp_avg": tensors["first"],
-                "exp_avg_sq": tensors["second"],
-            }
+            parameter.copy_(torch.tensor(arrays[f"{number}.weight"]))
+            for kind, entry in _ADAM.items():
+                moment = torch.tensor(arrays[f"{number}.{kind}"])
+                moments[f"adam/{number}/{entry}"] = moment[0] if kind == "steps" else moment
+        self.optimizer = Optimizer("adam", self._parameters(), self.lr, state=moments)
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        """The network's parameters by number, to be changed in place."""
+        return {str(number): parameter.data for number, parameter in enumerate(self.network.parameters())}

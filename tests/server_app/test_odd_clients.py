@@ -50,7 +50,8 @@ def test_a_user_who_has_seen_everything_is_skipped_and_counted(odd_data, tmp_pat
     run(
         tmp_path,
         "fedavg",
-        "rounds=1 min_rounds=1 dataset.split.ratios=[1.0,0.0,0.0] dataset.clients.kind=one-user dataset.clients.number=8",
+        "rounds=1 min_rounds=1 dataset.split.ratios=[1.0,0.0,0.0] dataset.clients.kind=one-user "
+        "dataset.clients.number=8",
     )
     line = history(tmp_path)[0]
     assert line["skipped_users"] == 1
