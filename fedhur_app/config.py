@@ -145,7 +145,7 @@ class ResidualSettings(Section):
     max_ratio: PositiveFloat | None
     gamma: Annotated[float, Field(ge=0.0, le=1.0)]
     span: Literal["shared", "own"]
-    item_level: Annotated[int, Field(ge=0, le=5)]
+    item_level: Annotated[int, Field(ge=0, le=4)]
     peers: Positive | None
     coarse_parameter_levels: list[Positive]
 
@@ -235,10 +235,11 @@ class Settings(Section):
             bad = [level for level in self.residual.coarse_parameter_levels if level > self.levels]
             if bad:
                 raise ValueError(f"residual.coarse_parameter_levels names level {bad[0]}; there are {self.levels}")
-            if self.residual.item_level > self.levels:
+            if self.residual.item_level >= self.levels:
                 raise ValueError(
-                    f"residual.item_level is {self.residual.item_level}, the hierarchy has {self.levels} levels "
-                    "(0 means the whole catalogue as one group)"
+                    f"residual.item_level is {self.residual.item_level}: a group's peers are found by what its "
+                    f"children show, so it must lie below the {self.levels} levels of the hierarchy (0 is the whole "
+                    "catalogue as one group)"
                 )
             if self.privacy.laplace_scale > 0:
                 raise ValueError(

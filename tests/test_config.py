@@ -64,6 +64,7 @@ def test_any_python_float_survives_an_override(value):
         ("hierarchy.branching=[2,2,2,2,2,2]", ["hierarchy.branching", "at most 5"]),
         ("min_rounds=500", ["min_rounds", "500", "rounds"]),
         ("privacy.laplace_scale=0.1", ["laplace_scale", "relation.kind=none"]),
+        ("residual.item_level=3", ["residual.item_level", "3", "levels"]),
         ("novalue", ["novalue", "section.key=value"]),
         ("a.b=[1", ["a.b=[1", "YAML"]),
     ],

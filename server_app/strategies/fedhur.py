@@ -281,14 +281,9 @@ class Server(StagedStrategy):
         """
         residual = self.settings.residual
         vectors, values = self.spectrum
-        labels = None
-        if residual.item_level == 0:
-            # One group: the weights of the coarsest level's block, which holds all items.
-            alpha = alphas[0][:1]
-        else:
-            level = self._tree().levels[residual.item_level - 1]
-            labels = level.labels
-            alpha = alphas[residual.item_level - 1][level.parent]
+        # Block a of a level holds the children of group a of the level above: its weights are those of group a.
+        alpha = alphas[residual.item_level]
+        labels = None if residual.item_level == 0 else self._tree().levels[residual.item_level - 1].labels
         if residual.span == "shared":
             filters = shared_basis_filters(vectors, self.tables, alpha, residual.gamma, labels, residual.center)
             added = (filters - torch.diag(values)).flatten(1).norm(dim=1).mean()
