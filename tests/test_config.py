@@ -71,7 +71,7 @@ def test_any_python_float_survives_an_override(value):
 )
 def test_errors_name_the_key_the_value_and_what_is_allowed(override, parts):
     with pytest.raises(ConfigError) as error:
-        load_settings(strategy="fedhur", overrides=override)
+        load_settings(strategy="fedhur-paper", overrides=override)
     for part in parts:
         assert part in str(error.value)
 
