@@ -9,8 +9,7 @@ from fedhur_app.runtime import LocalGrid, run_local
 # Small enough for a run of a few rounds to take about a second.
 SMALL = (
     "dataset.synthetic.users=60 dataset.synthetic.items=80 dataset.synthetic.interactions_per_user=12 "
-    "dataset.clients.number=6 model.dim=8 hierarchy.branching=[3,3,3] hierarchy.flat_groups=9 relation.query_width=3 "
-    "score.steps=3"
+    "dataset.clients.number=6 model.dim=8 relation.query_width=3 score.steps=3"
 )
 
 

@@ -287,7 +287,7 @@ def test_fedcia_sends_the_bytes_of_the_papers_table_7(tmp_path):
 def test_statistics_of_a_round_are_in_the_history(tmp_path):
     run(tmp_path, "fedhur-paper", "rounds=2 min_rounds=1")
     line = history(tmp_path)[-1]
-    assert line["groups"][0] == 3
+    assert line["groups"][0] == 4
     assert line["fit_error"] >= 0
     assert set(line["residual_ratio"]) == {"level.1", "level.2", "level.3"}
     for level in line["relation"].values():
