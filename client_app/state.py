@@ -78,7 +78,9 @@ class ClientState:
             stored = read_arrays(path)
             numbers = json.loads(str(stored.pop(_NUMBERS)))
         except Exception as error:
-            raise StateError(f"{path} is not a readable client state ({error}); delete it to start anew") from error
+            raise StateError(
+                f"{path} is not a readable client state ({type(error).__name__}): delete it to start this client anew"
+            ) from error
         _check_schema(numbers.pop("schema"), str(path))
         state = cls(numbers=numbers)
         for key, array in stored.items():

@@ -280,7 +280,7 @@ def output_folder(output: Path | None, dataset: str, settings: "Settings") -> Pa
     if output is None:
         moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         name = f"{dataset}-{settings.strategy}-seed{settings.seed}-{moment}".replace("/", "-")
-        output = Path("runs") / name
+        return _make_folder(Path("runs").resolve(), name)
     folder = output.expanduser().resolve()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; the output must be a folder")
@@ -291,6 +291,24 @@ def output_folder(output: Path | None, dataset: str, settings: "Settings") -> Pa
                 f"or continue it with --resume {shlex.quote(str(folder))}"
             )
     return folder
+
+
+def _make_folder(parent: Path, name: str) -> Path:
+    """Make `parent/name`, or with a number behind it: runs that start in the same second must not share a folder."""
+    for number in range(1, 1000):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        return folder
+    raise UsageError(f"{parent} already holds a thousand folders named {name}: give --output")
+
+
+def _unwritable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot write to {folder} ({error.strerror}): give --output a folder that can be written")
 
 
 def _run_config(
@@ -312,7 +330,10 @@ def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path
     Returns:
         The exit status: 0 only if the run completed and wrote its result, 130 after Ctrl-C.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
     result_file, log_file = folder / "result.json", folder / "run.log"
     before = _changed_at(result_file)
     _plain(f"output: {folder}")
@@ -353,7 +374,7 @@ def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path
             soft_wrap=True,
         )
         err.print(f"log: {log_file}", markup=False, soft_wrap=True)
-    if (folder / "checkpoint").is_dir():
+    if (folder / "checkpoint").is_dir() and "cannot be resumed" not in failure:
         err.print(f"continue with: fedhur run --resume {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
     _plain(f"output: {folder}")
     return 130 if stopped else 1

@@ -8,6 +8,8 @@ from functools import lru_cache
 import torch
 from threadpoolctl import ThreadpoolController
 
+from fedhur_app.config import ConfigError
+
 
 @lru_cache(maxsize=1)
 def _libraries() -> ThreadpoolController:
@@ -44,9 +46,9 @@ def resolve_device(setting: str) -> torch.device:
     """The device that `auto`, `cpu` or `cuda` means in this process.
 
     Raises:
-        RuntimeError: `cuda` was asked for and there is none.
+        ConfigError: `cuda` was asked for and there is none.
     """
     available = torch.cuda.is_available()
     if setting == "cuda" and not available:
-        raise RuntimeError("device=cuda, but torch sees no CUDA device here: set device=auto or device=cpu")
+        raise ConfigError("setting 'device' is 'cuda', but torch sees no CUDA device here: set device=auto or cpu")
     return torch.device("cuda" if setting != "cpu" and available else "cpu")

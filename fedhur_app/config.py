@@ -304,7 +304,7 @@ def nearest(word: str, candidates: list[str]) -> str:
 def _read(kind: Literal["dataset", "strategy"], name: str) -> dict[str, Any]:
     names = available(kind)
     if name not in names:
-        raise ConfigError(f"unknown {kind} {name!r}{nearest(name, names)} Known: {', '.join(names)}")
+        raise ConfigError(f"unknown {kind} {name!r}{nearest(name, names) or '.'} Known: {', '.join(names)}")
     return _read_file(conf_folder() / kind / f"{name}.yaml")
 
 
@@ -348,7 +348,8 @@ def parse_overrides(text: str) -> dict[str, Any]:
         try:
             parsed = parse_yaml(value)
         except yaml.YAMLError as error:
-            raise ConfigError(f"the value of override {word!r} is not valid YAML: {error}") from error
+            problem = getattr(error, "problem", None) or "unreadable"
+            raise ConfigError(f"the value of override {word!r} is not valid YAML: {problem}") from error
         *path, leaf = key.split(".")
         node = nested
         for part in path:
@@ -378,6 +379,13 @@ def _explain(error: ValidationError) -> ConfigError:
             lines.append(f"unknown setting {key!r}{nearest(key, known)}")
         elif item["type"] == "missing":
             lines.append(f"setting {key!r} is missing")
+        elif item["type"] == "model_type":
+            inside = [name.removeprefix(f"{key}.") for name in known if name.startswith(f"{key}.")]
+            lines.append(f"setting {key!r} is {item['input']!r}: it is a section, with {', '.join(inside)}")
+        elif item["type"] == "literal_error":
+            allowed = str(item["ctx"]["expected"])
+            near = nearest(str(item["input"]), re.findall(r"'([^']*)'", allowed))
+            lines.append(f"setting {key!r} is {item['input']!r}: it must be {allowed}{near}")
         elif not key:
             lines.append(item["msg"].removeprefix("Value error, "))
         else:

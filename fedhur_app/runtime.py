@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhur_app.compute import resolve_device
 from fedhur_app.config import settings_of_run
 from fedhur_app.data.experiment import number_of_clients
 
@@ -134,7 +135,9 @@ def run_local(run_config: dict[str, Any], fault: Fault | None = None) -> LocalGr
     from server_app.app import app as server_app
 
     config = {**DEFAULT_RUN_CONFIG, **run_config}
-    grid = LocalGrid(client_app, number_of_clients(settings_of_run(config)), config, fault)
+    settings = settings_of_run(config)
+    resolve_device(settings.device)  # a missing GPU is an error here, not one of every client
+    grid = LocalGrid(client_app, number_of_clients(settings), config, fault)
     server_app(grid, Context(RUN_ID, RUN_ID, {}, RecordDict(), config))
     return grid
 

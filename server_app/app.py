@@ -21,7 +21,7 @@ from fedhur_app.data.shards import PreparedData
 from fedhur_app.files import write_text
 from fedhur_app.fingerprint import code_fingerprint
 from fedhur_app.protocol import Content, Stage
-from server_app.checkpoint import RunFolder
+from server_app.checkpoint import CheckpointError, RunFolder
 from server_app.stages import RunError, StageRunner, say
 from server_app.strategies import server_strategy
 from server_app.strategies.base import Fleet, Outcome, Progress
@@ -55,18 +55,20 @@ def main(grid: Grid, context: Context) -> None:
         }
         outcome = _run(grid, settings, folder, resume)
     except BaseException as error:
-        reason = str(error) or type(error).__name__
-        folder.write_result(
-            {
-                "status": "failed",
-                **identity,
-                "reason": reason,
-                "error": type(error).__name__,
-                "traceback": traceback.format_exc(),
-                "seconds": time.perf_counter() - start,
-                "versions": versions(),
-            }
-        )
+        interrupted = isinstance(error, KeyboardInterrupt)
+        reason = "stopped by Ctrl-C" if interrupted else str(error) or type(error).__name__
+        failure = {
+            "status": "failed",
+            **identity,
+            "reason": reason,
+            "error": type(error).__name__,
+            "traceback": traceback.format_exc(),
+            "seconds": time.perf_counter() - start,
+            "versions": versions(),
+        }
+        # A resume that never got going says nothing about the finished run whose result lies there.
+        if not (isinstance(error, CheckpointError) and folder.result.is_file()):
+            folder.write_result(failure)
         say("failed: %s", reason, level=ERROR)
         say("output: %s", folder.path)
         raise
@@ -106,6 +108,8 @@ def versions() -> dict[str, str]:
 
 
 def _run(grid: Grid, settings: Settings, folder: RunFolder, resume: str) -> Outcome:
+    if not resume:
+        _write_config(folder, settings, None)
     data = prepare_data(settings)
     progress: Progress | None = None
     arrays: dict[str, np.ndarray] = {}
@@ -127,7 +131,7 @@ def _run(grid: Grid, settings: Settings, folder: RunFolder, resume: str) -> Outc
 def _write_config(folder: RunFolder, settings: Settings, data: PreparedData | None) -> None:
     content = {
         "settings": yaml.safe_load(settings.to_yaml()),
-        "data": {"fingerprint": data.fingerprint, "folder": str(data.folder)} if data else "with the clients",
+        "data": {"fingerprint": data.fingerprint, "folder": str(data.folder)} if data else "not on the server",
         "versions": versions(),
     }
     write_text(folder.config, yaml.safe_dump(content, sort_keys=False))
@@ -159,7 +163,7 @@ def meet(
         result = runner.call(Stage.HELLO, 0, dict.fromkeys(nodes, request), "hello")
     except RunError as error:
         raise RunError(
-            f"the handshake failed: {error}. Clients that do not know the handshake run another app: a SuperLink "
+            f"the handshake failed: {error}. If clients do not know the handshake, they run another app: a SuperLink "
             "that was started in another folder serves that folder's client code. Stop it and start again from this "
             "project's folder"
         ) from error

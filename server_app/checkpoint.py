@@ -90,7 +90,9 @@ class RunFolder:
             arrays = read_arrays(path)
             progress = json.loads(str(arrays.pop("_progress")))
         except Exception as error:
-            raise CheckpointError(f"{path} is damaged ({error}): the run cannot be resumed") from error
+            raise CheckpointError(
+                f"{path} is damaged ({type(error).__name__}): the run cannot be resumed; start it anew elsewhere"
+            ) from error
         if progress.pop("format") != CHECKPOINT_FORMAT:
-            raise CheckpointError(f"{path} was written by another version of fedhur")
+            raise CheckpointError(f"{path} was written by another version of fedhur: the run cannot be resumed")
         return progress, arrays

@@ -430,3 +430,16 @@ def test_the_table_of_a_result() -> None:
     assert "best round 9 of 12, 196 users tested" in text
     assert "sent by clients 3.0 MiB, to clients 2.0 KiB, 61.2 s" in text
     assert text.endswith("output: /runs/a\n")
+
+
+def test_runs_that_start_in_the_same_second_do_not_share_a_folder(tmp_path: Path) -> None:
+    folders = [cli._make_folder(tmp_path / "runs", "ml-100k-fedhur-seed1-20260101T000000Z") for _ in range(3)]
+    assert len(set(folders)) == 3
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.raises(cli.UsageError, match=r"cannot write to .*--output"):
+        cli._make_folder(blocker, "run")

@@ -69,8 +69,13 @@ def read_npz(path: Path, form: str) -> dict[str, np.ndarray]:
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
     """A private folder inside `parent` (made if absent), gone afterwards unless it was published."""
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
+    except OSError as error:
+        raise DataError(
+            f"cannot write to {parent} ({error.strerror}): set FEDHUR_DATA to a folder that can be written"
+        ) from error
     try:
         yield folder
     finally:

@@ -111,6 +111,8 @@ class StagedStrategy:
         with threads(server_threads(server.threads)):
             while not self.finished():
                 self.run_round(runner, self.progress.round + 1)
+            if self.progress.round < self.settings.rounds:
+                say("early stop: no better validation in %d rounds", self.progress.round - self.progress.best_round)
             return self.run_test(runner)
 
     def finished(self) -> bool:

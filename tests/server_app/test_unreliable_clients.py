@@ -12,6 +12,7 @@ from fedhur_app.fingerprint import code_fingerprint
 from fedhur_app.protocol import Content, Stage, decode, encode
 from fedhur_app.runtime import DEFAULT_RUN_CONFIG, LocalGrid
 from server_app.app import app as server_app
+from server_app.checkpoint import CheckpointError
 from server_app.stages import DeadWorkerError, DivergedRunError, QuorumError, RunError, StageRunner
 from tests.running import SMALL, history, result, resume, run
 
@@ -79,6 +80,23 @@ def test_divergence_names_client_and_round_and_keeps_the_checkpoint(strategy, tm
     assert (tmp_path / "checkpoint" / "server.npz").is_file()
     last = history(tmp_path)[-1]
     assert last["loss"] == last["loss"]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_finished_result_stays(tmp_path):
+    run(tmp_path, "fedavg", "rounds=2 min_rounds=2")
+    before = (tmp_path / "result.json").read_text()
+    (tmp_path / "checkpoint" / "server.npz").write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError, match=r"server.npz is damaged .* cannot be resumed; start it anew"):
+        resume(tmp_path, "rounds=4")
+    assert (tmp_path / "result.json").read_text() == before
+
+
+def test_a_damaged_client_state_is_named(tmp_path):
+    run(tmp_path, "fedavg", "rounds=2 min_rounds=2")
+    damaged = tmp_path / "checkpoint" / "clients" / "client-00003" / "round-00002.npz"
+    damaged.write_bytes(b"")
+    with pytest.raises(RunError, match=r"client-00003/round-00002.npz is not a readable client state"):
+        resume(tmp_path, "rounds=4")
 
 
 def test_scores_of_ten_thousands_are_no_reason_to_stop(tmp_path):
@@ -174,7 +192,7 @@ def test_foreign_code_is_refused(tmp_path, monkeypatch):
 def test_a_client_app_of_another_project_is_refused(tmp_path):
     foreign = ClientApp()
     foreign.train()(lambda message, context: message)
-    with pytest.raises(RunError, match=r"handshake failed.*run another app"):
+    with pytest.raises(RunError, match=r"handshake failed.*they run another app"):
         start(tmp_path, LocalGrid(foreign, 6, {}))
 
 
