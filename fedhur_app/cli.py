@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedhur_app import __version__
+from fedhur_app.files import write_json
 from fedhur_app.flower_runner import FOR_PEOPLE, FlowerError
 
 if TYPE_CHECKING:
@@ -362,6 +363,10 @@ def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path
     if not failure and not stopped and result.get("status") == "completed":
         show_result(out, result, folder)
         return 0
+    if not result_file.exists():
+        # The server was killed before it could say anything.
+        said = "stopped by Ctrl-C" if stopped else failure or "it ended without writing a result"
+        write_json(result_file, {"status": "failed", **_identity(settings), "reason": said})
     if stopped:
         err.print("stopped by Ctrl-C", style="yellow")
     else:
@@ -374,10 +379,14 @@ def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path
             soft_wrap=True,
         )
         err.print(f"log: {log_file}", markup=False, soft_wrap=True)
-    if (folder / "checkpoint").is_dir() and "cannot be resumed" not in failure:
+    if (folder / "checkpoint" / "server.npz").is_file() and "cannot be resumed" not in failure:
         err.print(f"continue with: fedhur run --resume {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
     _plain(f"output: {folder}")
     return 130 if stopped else 1
+
+
+def _identity(settings: "Settings") -> dict[str, str | int]:
+    return {"dataset": settings.dataset.name, "strategy": settings.strategy, "seed": settings.seed}
 
 
 def _run_flower(run_config: dict[str, str | int], settings: "Settings", on_line: Callable[[str], None]) -> str:
@@ -388,10 +397,19 @@ def _run_flower(run_config: dict[str, str | int], settings: "Settings", on_line:
     clients = number_of_clients(settings)
     on_line(f"{FOR_PEOPLE}starting Flower with {clients} virtual clients")
     cpus, gpus = client_resources(settings.device, clients)
+    if gpus == 0 and settings.device == "auto" and _sees_gpu():
+        # Ray leaves the GPU visible to workers without a share of it: they must be told not to take it.
+        run_config = {**run_config, "overrides": f"{run_config['overrides']} device=cpu"}
     outcome = run_flower(run_config, clients, cpus_per_client=cpus, gpus_per_client=gpus, on_line=on_line)
     if outcome.completed:
         return ""
     return outcome.details or f"Flower ended with status {outcome.status}"
+
+
+def _sees_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _run_local(run_config: dict[str, str | int], on_line: Callable[[str], None]) -> None:

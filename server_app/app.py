@@ -48,6 +48,8 @@ def main(grid: Grid, context: Context) -> None:
     say("output: %s", folder.path)
     try:
         settings = settings_of_run(config)
+        if not resume and folder.read_history(settings.rounds):
+            raise CheckpointError(f"{folder.path} already holds a run: choose another output-dir, or resume it")
         identity = {
             "dataset": settings.dataset.name,
             "strategy": settings.strategy,

@@ -19,6 +19,11 @@ def dense_top_eigenpairs(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor,
     Returns:
         ``vectors (n, r)`` with the sign of :func:`fix_signs`, ``values (r,)`` in descending order.
     """
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError(
+            "a Gram matrix is not finite: the item tables have grown too large for their precision, training diverges "
+            "(lower train.lr)"
+        )
     n = len(matrix)
     rank = min(rank, n)
     if rank == 0:

@@ -96,6 +96,8 @@ class StagedStrategy:
         self.fleet = fleet
         self.folder = folder
         self.progress = Progress()
+        # Clients that trained since the last checkpoint: their files are older than their state.
+        self._unsaved: set[int] = set()
         self._settings_json = settings.to_json()
 
     # --- a run --------------------------------------------------------------------------------------------------
@@ -141,11 +143,14 @@ class StagedStrategy:
             result = runner.call(stage, round_, requests, label)
             answered = time.perf_counter()
             statistics |= self._hook("aggregate", stage)(round_, result.replies) or {}
+            for content in result.replies.values():
+                content.arrays = {}  # used; 100 tables need not stay in memory for the rest of the round
             server_seconds[stage] = waited - clock + time.perf_counter() - answered
             results.append(result)
             clients = list(result.replies)
+        self._unsaved |= set(results[0].replies)
         if save:
-            self._save_unfinished(runner, round_, label, results)
+            self._save_unsaved(runner, round_, label, set(results[-1].replies))
         self._finish_round(round_, results, statistics, server_seconds, time.perf_counter() - start, save)
 
     def sample(self, round_: int) -> list[int]:
@@ -217,12 +222,16 @@ class StagedStrategy:
         hook: Callable[..., Any] = getattr(self, f"{what}_{stage.partition('.')[2]}")
         return hook
 
-    def _save_unfinished(self, runner: StageRunner, round_: int, label: str, results: list[StageResult]) -> None:
-        """Have clients that trained but missed the last stage write their state, so that a resume finds it."""
-        missed = sorted(set(results[0].replies) - set(results[-1].replies))
+    def _save_unsaved(self, runner: StageRunner, round_: int, label: str, saved: set[int]) -> None:
+        """Have the other clients that trained since the last checkpoint write their state too.
+
+        They missed the last stage of this round, or took part in rounds before it only.
+        """
+        missed = sorted(self._unsaved - saved)
         if missed:
             request = self.request(Content(), round_, finish=False, save=True)
             runner.call(Stage.CHECKPOINT, round_, dict.fromkeys(missed, request), label, quorum=0.0)
+        self._unsaved = set()
 
     def _finish_round(
         self,

@@ -46,6 +46,7 @@ from fedhur_app.relations.weights import (
 )
 from fedhur_app.seeding import numpy_generator, torch_generator
 from server_app.checkpoint import RunFolder
+from server_app.stages import say
 from server_app.strategies.base import Fleet, StagedStrategy
 
 
@@ -57,6 +58,8 @@ class Server(StagedStrategy):
         self.relation = settings.relation
         if self.relation.kind == "utility":
             self.stages = (Stage.ITEMS, Stage.UTILITY, Stage.PERSONALIZE)
+        if settings.residual.coarse_parameter_levels and settings.residual.kind == "group":
+            say("levels %s average group means instead of filters", settings.residual.coarse_parameter_levels)
         self.scorer: Scorer | None = None
         self.basis: Tensor | None = None
         self.hierarchy: Hierarchy | None = None

@@ -11,6 +11,7 @@ from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.shards import load_shard, shard_path
 from fedhur_app.evaluation.ranking import RankSums, rank_sums
 from fedhur_app.protocol import bytes_by_record
+from server_app.checkpoint import CheckpointError
 from tests.running import SMALL, history, numbers, result, resume, run
 
 STRATEGIES = available("strategy")
@@ -69,6 +70,31 @@ def test_a_resumed_run_has_the_history_of_an_unbroken_one(strategy, fraction, tm
         resume(output)
         assert history(output) == history(tmp_path / "whole")
         assert numbers(output) == numbers(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedhur"])
+def test_resume_from_a_checkpoint_of_every_third_round_with_half_of_the_clients(strategy, tmp_path):
+    """Clients that were not sampled in the checkpoint's round must have saved what they trained before it."""
+    options = "rounds=8 min_rounds=8 fraction_train=0.34 server.checkpoint_every=3"
+    run(tmp_path / "whole", strategy, options)
+
+    def kill(message, client):
+        if message.metadata.group_id == "round-8":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", strategy, options, kill)
+    resume(tmp_path / "killed")
+    assert history(tmp_path / "killed") == history(tmp_path / "whole")
+    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+
+
+def test_an_output_that_holds_a_run_is_refused_and_left_alone(tmp_path):
+    run(tmp_path, "fedavg", "rounds=1 min_rounds=1")
+    before = (tmp_path / "result.json").read_text()
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        run(tmp_path, "fedavg", "rounds=1 min_rounds=1")
+    assert (tmp_path / "result.json").read_text() == before
 
 
 def test_a_finished_run_can_be_given_more_rounds(tmp_path):
