@@ -22,7 +22,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedhur_app import __version__
-from fedhur_app.files import write_json
 from fedhur_app.flower_runner import FOR_PEOPLE, FlowerError
 
 if TYPE_CHECKING:
@@ -365,6 +364,8 @@ def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path
         return 0
     if not result_file.exists():
         # The server was killed before it could say anything.
+        from fedhur_app.files import write_json
+
         said = "stopped by Ctrl-C" if stopped else failure or "it ended without writing a result"
         write_json(result_file, {"status": "failed", **_identity(settings), "reason": said})
     if stopped:
@@ -470,14 +471,17 @@ class HistoryFollower:
             stat = self._path.stat()
             if (stat.st_mtime_ns, stat.st_size) == self._seen:
                 return
-            text = self._path.read_text(encoding="utf-8")
+            text = self._path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return
         self._seen = (stat.st_mtime_ns, stat.st_size)
         rounds = []
         for line in text.splitlines():
+            # A damaged line is the server's to complain about; the bar only leaves it out.
             with contextlib.suppress(json.JSONDecodeError):
-                rounds.append(json.loads(line))
+                entry = json.loads(line)
+                if isinstance(entry, dict) and "round" in entry:
+                    rounds.append(entry)
         self._on_change(rounds)
 
 

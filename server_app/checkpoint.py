@@ -49,16 +49,25 @@ class RunFolder:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def read_history(self, last_round: int) -> list[dict[str, Any]]:
-        """Rounds 1 to `last_round`; a half-written line at the end is ignored."""
+        """Rounds 1 to `last_round`; a half-written last line (of a killed run) is ignored.
+
+        Raises:
+            CheckpointError: Another line is damaged.
+        """
         rounds = []
-        if self.history.is_file():
-            for text in self.history.read_text(encoding="utf-8").splitlines():
-                try:
-                    line = json.loads(text)
-                except json.JSONDecodeError:
+        lines = self.history.read_bytes().splitlines() if self.history.is_file() else []
+        for number, text in enumerate(lines, 1):
+            try:
+                line = json.loads(text)
+                known = line["round"] <= last_round
+            except (ValueError, TypeError, KeyError) as error:
+                if number == len(lines):
                     break
-                if line["round"] <= last_round:
-                    rounds.append(line)
+                raise CheckpointError(
+                    f"{self.history}, line {number} is damaged: the run cannot be resumed; repair it or start anew"
+                ) from error
+            if known:
+                rounds.append(line)
         return rounds
 
     def rewrite_history(self, rounds: list[dict[str, Any]]) -> None:

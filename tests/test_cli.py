@@ -230,6 +230,7 @@ def test_an_unexpected_error_keeps_its_traceback(flower: FakeFlower) -> None:
 def test_ctrl_c_is_status_130_and_tells_how_to_continue(flower: FakeFlower, tmp_path: Path) -> None:
     flower.outcome, flower.result = KeyboardInterrupt(), FAILED
     (tmp_path / "out" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoint" / "server.npz").write_bytes(b"")
     shown = invoke("run", *OPTIONS, "--output", "out")
     assert shown.exit_code == 130
     assert f"--resume {tmp_path / 'out'}" in shown.output

@@ -91,6 +91,19 @@ def test_a_damaged_checkpoint_is_named_and_the_finished_result_stays(tmp_path):
     assert (tmp_path / "result.json").read_text() == before
 
 
+@pytest.mark.parametrize("damage", [b"{", b"[1, 2]", b"\xff\xfe"])
+def test_a_damaged_history_loses_no_round_silently(damage, tmp_path):
+    run(tmp_path, "fedavg", "rounds=3 min_rounds=3")
+    path = tmp_path / "history.jsonl"
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([lines[0], damage, lines[2]]) + b"\n")
+    with pytest.raises(CheckpointError, match=r"history.jsonl, line 2 is damaged"):
+        resume(tmp_path, "rounds=4")
+    path.write_bytes(b"\n".join([*lines, damage]))
+    resume(tmp_path, "rounds=4")
+    assert [line["round"] for line in history(tmp_path)] == [1, 2, 3, 4]
+
+
 def test_a_damaged_client_state_is_named(tmp_path):
     run(tmp_path, "fedavg", "rounds=2 min_rounds=2")
     damaged = tmp_path / "checkpoint" / "clients" / "client-00003" / "round-00002.npz"
