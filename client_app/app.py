@@ -1,6 +1,7 @@
 """The ClientApp: one handler a stage. In simulation and on a device alike."""
 
 import os
+import secrets
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def hello(message: Message, context: Context) -> Message:
             state = folder.load(shard.client, resume_round)
             reply.fields["restored"] = state is not None
             if state is not None:
+                reply.fields["trained_round"] = state.numbers.get("trained_round", 0)
                 state.to_context(context)
     return Message(encode(reply), reply_to=message)
 
@@ -92,6 +94,8 @@ def _run(stage: str, message: Message, context: Context) -> Message:
     who = {"client": shard.client, "round": round_, "stage": stage}
     with threads(1):
         state = ClientState.from_context(context)
+        if "secret" not in state.numbers:
+            state.numbers["secret"] = _secret(context)
         algorithm = client_algorithm(settings.algorithm)(
             settings, shard, state, round_, resolve_device(settings.device)
         )
@@ -120,6 +124,16 @@ def _run(stage: str, message: Message, context: Context) -> Message:
 def _on_device(context: Context) -> bool:
     """Whether this node brings its own data. Only a simulated node follows paths that the server names."""
     return "data-path" in context.node_config
+
+
+def _secret(context: Context) -> int:
+    """What this node mixes into all its draws: nothing in a simulation, 62 random bits on a device.
+
+    The node config may set it (`seed-secret`), to repeat a run on devices whose owners agree to that.
+    """
+    if not _on_device(context):
+        return 0
+    return int(context.node_config.get("seed-secret", secrets.randbits(62)))
 
 
 def _shard(context: Context) -> Shard:

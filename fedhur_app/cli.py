@@ -254,7 +254,14 @@ def resumed_settings(
     more = wanted.get("rounds", settings.rounds)
     if not isinstance(more, int) or more < settings.rounds:
         raise UsageError(f"rounds={more}: a resumed run's rounds ({settings.rounds}) can only be raised")
-    if more == settings.rounds and _read_json(folder / "result.json").get("status") == "completed":
+    result = _read_json(folder / "result.json")
+    completed = result.get("status") == "completed"
+    if completed and result["rounds"] < settings.rounds:
+        raise UsageError(
+            f"the run in {folder} stopped early after round {result['rounds']} (patience {settings.patience}): more "
+            "rounds would not change that; start a new run with a larger patience"
+        )
+    if more == settings.rounds and completed:
         raise UsageError(f"the run in {folder} is completed; give --rounds above {settings.rounds} to go on")
     if more == settings.rounds:
         return settings, ""

@@ -22,6 +22,17 @@ NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
+# As in pyproject.toml ([tool.flwr.app.config]); a test keeps the two equal.
+DEFAULT_RUN_CONFIG: dict[str, Any] = {
+    "dataset": "ml-100k",
+    "strategy": "fedhur",
+    "seed": 1,
+    "overrides": "",
+    "output-dir": "",
+    "resume": "",
+}
+
+
 class ConfigError(ValueError):
     """A setting that is unknown, of the wrong type or impossible; the text names it and what is allowed."""
 
@@ -129,7 +140,7 @@ class ScoreSettings(Section):
     correction: NonNegative
     hidden: Positive
     lr: PositiveFloat
-    steps: Annotated[int, Field(ge=0)]
+    steps: Positive
     batch: Positive
     standardize: bool
     tau: PositiveFloat
@@ -427,6 +438,9 @@ def load_settings(
     content = _merge(content, _read("strategy", strategy))
     content = _merge(content, {"seed": seed, "strategy": strategy})
     change = parse_overrides(overrides) if isinstance(overrides, str) else overrides
+    for key in ("strategy", "seed"):
+        if key in change:
+            raise ConfigError(f"override {key}={change[key]!r}: give the {key} itself (--{key}, or the run-config key)")
     return validate(_merge(content, change))
 
 

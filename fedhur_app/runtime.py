@@ -15,7 +15,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhur_app.compute import resolve_device
-from fedhur_app.config import settings_of_run
+from fedhur_app.config import DEFAULT_RUN_CONFIG, settings_of_run
 from fedhur_app.data.experiment import number_of_clients
 
 RUN_ID = 1
@@ -140,14 +140,3 @@ def run_local(run_config: dict[str, Any], fault: Fault | None = None) -> LocalGr
     grid = LocalGrid(client_app, number_of_clients(settings), config, fault)
     server_app(grid, Context(RUN_ID, RUN_ID, {}, RecordDict(), config))
     return grid
-
-
-# As in pyproject.toml ([tool.flwr.app.config]); a test keeps the two equal.
-DEFAULT_RUN_CONFIG: dict[str, Any] = {
-    "dataset": "ml-100k",
-    "strategy": "fedhur",
-    "seed": 1,
-    "overrides": "",
-    "output-dir": "",
-    "resume": "",
-}

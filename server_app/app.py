@@ -1,11 +1,13 @@
 """The ServerApp: resolve the settings, meet the clients, run the strategy, write the result."""
 
+import json
 import os
 import platform
+import shlex
 import time
 import traceback
 from importlib.metadata import version
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedhur_app
-from fedhur_app.config import Settings, settings_of_run
+from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, Settings, settings_of_run
 from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.shards import PreparedData
 from fedhur_app.files import write_text
@@ -48,6 +50,11 @@ def main(grid: Grid, context: Context) -> None:
     say("output: %s", folder.path)
     try:
         settings = settings_of_run(config)
+        if resume and folder.path != Path(resume).expanduser().resolve():
+            raise ConfigError(
+                f"resume is {resume!r} and output-dir {output!r}: a resumed run goes on in its own folder, leave "
+                "output-dir empty"
+            )
         if not resume and folder.read_history(settings.rounds):
             raise CheckpointError(f"{folder.path} already holds a run: choose another output-dir, or resume it")
         identity = {
@@ -55,7 +62,7 @@ def main(grid: Grid, context: Context) -> None:
             "strategy": settings.strategy,
             "seed": settings.seed,
         }
-        outcome = _run(grid, settings, folder, resume)
+        outcome = _run(grid, settings, folder, config)
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         reason = "stopped by Ctrl-C" if interrupted else str(error) or type(error).__name__
@@ -68,8 +75,9 @@ def main(grid: Grid, context: Context) -> None:
             "seconds": time.perf_counter() - start,
             "versions": versions(),
         }
-        # A resume that never got going says nothing about the finished run whose result lies there.
-        if not (isinstance(error, CheckpointError) and folder.result.is_file()):
+        # A run that never got going says nothing about the one whose files lie there.
+        others = isinstance(error, CheckpointError | ConfigError) and (folder.history.is_file() or bool(resume))
+        if not others:
             folder.write_result(failure)
         say("failed: %s", reason, level=ERROR)
         say("output: %s", folder.path)
@@ -109,16 +117,19 @@ def versions() -> dict[str, str]:
     }
 
 
-def _run(grid: Grid, settings: Settings, folder: RunFolder, resume: str) -> Outcome:
+def _run(grid: Grid, settings: Settings, folder: RunFolder, config: dict[str, Any]) -> Outcome:
+    resume = str(config["resume"])
     if not resume:
         _write_config(folder, settings, None)
     data = prepare_data(settings)
+    if resume and data:
+        _check_data(folder, data)
     progress: Progress | None = None
     arrays: dict[str, np.ndarray] = {}
     if resume:
-        plain, arrays = RunFolder(Path(resume).expanduser().resolve()).load_server()
+        plain, arrays = folder.load_server()
         progress = Progress.from_plain(plain)
-    fleet = meet(grid, settings, data, folder, progress)
+    fleet = meet(grid, settings, data, folder, progress, config)
     strategy = server_strategy(settings.algorithm)(settings, fleet, folder)
     if progress:
         strategy.resume(progress, arrays)
@@ -139,8 +150,23 @@ def _write_config(folder: RunFolder, settings: Settings, data: PreparedData | No
     write_text(folder.config, yaml.safe_dump(content, sort_keys=False))
 
 
+def _check_data(folder: RunFolder, data: PreparedData) -> None:
+    """A run goes on with the data it began with."""
+    before = yaml.safe_load(folder.config.read_text(encoding="utf-8"))["data"]
+    if isinstance(before, dict) and before["fingerprint"] != data.fingerprint:
+        raise CheckpointError(
+            f"the data set has changed since the run in {folder.path} began (fingerprint {before['fingerprint']}, now "
+            f"{data.fingerprint}): the run cannot be resumed"
+        )
+
+
 def meet(
-    grid: Grid, settings: Settings, data: PreparedData | None, folder: RunFolder, progress: Progress | None
+    grid: Grid,
+    settings: Settings,
+    data: PreparedData | None,
+    folder: RunFolder,
+    progress: Progress | None,
+    config: dict[str, Any],
 ) -> Fleet:
     """Wait for the nodes and learn who is who.
 
@@ -149,7 +175,7 @@ def meet(
             differ.
     """
     expected = data.clients if data else settings.dataset.clients.number
-    ids = _wait_for_nodes(grid, expected, settings, simulated=data is not None)
+    ids = _wait_for_nodes(grid, expected, settings, config, simulated=data is not None)
     request = Content(
         {
             "code": code_fingerprint(),
@@ -183,7 +209,7 @@ def meet(
         if client in by_client:
             raise RunError(
                 f"two nodes ({by_client[client]} and {node}) both claim to be client {client}: give each SuperNode "
-                "its own data (data-path or partition-id in its node config)"
+                "its own data (data-path in its node config)"
             )
         by_client[client] = node
     catalogues = {int(fields["n_items"]) for fields in hellos.values()}
@@ -196,6 +222,18 @@ def meet(
             f"no private state of client {lost[0]} as of round {progress.round} in {folder.checkpoint}: the run "
             "cannot be resumed"
         )
+    for fields in hellos.values() if progress else ():
+        client, found = int(fields["client"]), int(fields.get("trained_round", 0))
+        known = progress.trained.get(client, 0) if progress else 0
+        if found < known:
+            say(
+                "client %d goes on with its state of round %d, it last trained in round %d and did not save that: the "
+                "history will differ from that of an unbroken run",
+                client,
+                found,
+                known,
+                level=WARNING,
+            )
     return Fleet(
         nodes=dict(sorted(by_client.items())),
         n_items=catalogues.pop(),
@@ -203,7 +241,9 @@ def meet(
     )
 
 
-def _wait_for_nodes(grid: Grid, expected: int, settings: Settings, simulated: bool) -> list[int]:
+def _wait_for_nodes(
+    grid: Grid, expected: int, settings: Settings, config: dict[str, Any], simulated: bool
+) -> list[int]:
     start = changed = time.monotonic()
     ids: list[int] = []
     while True:
@@ -220,15 +260,17 @@ def _wait_for_nodes(grid: Grid, expected: int, settings: Settings, simulated: bo
         time.sleep(0.1)
     if simulated:
         options = f"num-supernodes={expected} client-resources-num-cpus=1"
-        what = (
-            f'--run-config \'dataset="{settings.dataset.name}" strategy="{settings.strategy}"\' '
-            f'--federation-config "{options}"'
+        given = " ".join(
+            f"{key}={json.dumps(config[key])}"
+            for key, default in DEFAULT_RUN_CONFIG.items()
+            if key in ("dataset", "strategy") or config[key] != default
         )
+        what = f'--run-config {shlex.quote(given)} --federation-config "{options}"'
         raise RunError(
             f"data set {settings.dataset.name!r} has {expected} clients, but there are {len(ids)} SuperNodes. "
             f"Run: flwr run . --stream {what}"
         )
     raise RunError(
         f"{expected} clients are expected (dataset.clients.number), {len(ids)} SuperNodes are connected after "
-        f"{settings.server.connect_timeout:g} s: start the missing ones, or set dataset.clients.number={len(ids)}"
+        f"{settings.server.connect_timeout:g} s: start or stop SuperNodes, or set dataset.clients.number={len(ids)}"
     )

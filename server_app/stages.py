@@ -1,5 +1,6 @@
 """One stage of a round: fan-out, collect, classify, quorum, order, bytes. Every message goes through here."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -126,10 +127,10 @@ class StageRunner:
         }
         result.seconds = time.perf_counter() - start
         self._report(result, len(requests), label)
-        needed = (self.quorum if quorum is None else quorum) * len(requests)
+        needed = math.ceil(round((self.quorum if quorum is None else quorum) * len(requests), 9))
         if len(result.replies) < needed:
             raise QuorumError(
-                f"{label}, {stage}: {len(result.replies)} of {len(requests)} clients answered, {needed:g} are needed "
+                f"{label}, {stage}: {len(result.replies)} of {len(requests)} clients answered, {needed} are needed "
                 f"(server.quorum). Absent: {_name(result.absent)}"
             )
         return result

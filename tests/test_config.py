@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhur_app.config import (
+    DEFAULT_RUN_CONFIG,
     ConfigError,
     available,
     conf_folder,
@@ -18,7 +19,6 @@ from fedhur_app.config import (
     read_config_file,
     settings_of_run,
 )
-from fedhur_app.runtime import DEFAULT_RUN_CONFIG
 
 
 def test_every_dataset_and_strategy_file_composes():
@@ -66,6 +66,9 @@ def test_any_python_float_survives_an_override(value):
         ("min_rounds=500", ["min_rounds", "500", "rounds"]),
         ("privacy.laplace_scale=0.1", ["laplace_scale", "relation.kind=none"]),
         ("residual.item_level=3", ["residual.item_level", "3", "levels"]),
+        ("score.steps=0", ["score.steps", "0"]),
+        ("strategy=fedavg", ["strategy", "--strategy"]),
+        ("seed=3", ["seed", "--seed"]),
         ("novalue", ["novalue", "section.key=value"]),
         ("a.b=[1", ["a.b=[1", "YAML"]),
     ],

@@ -42,9 +42,13 @@ class ClientAlgorithm:
         self.state = state
         self.round = round_
         self.device = device
+        # On a device the state holds a secret that the server does not know: without it, whoever knows the run's seed
+        # could regenerate the first tables and read interactions out of an upload. In a simulation it is 0.
+        self.seed = settings.seed | state.numbers.get("secret", 0) << 32
         if "model" not in state.arrays:
             state.arrays["model"] = self.initial_model()
-            state.numbers = {"client": shard.client, "trained_round": 0, "finished_round": 0, "best_round": 0}
+            start = {"client": shard.client, "trained_round": 0, "finished_round": 0, "best_round": 0}
+            state.numbers = start | state.numbers
 
     # --- stages -------------------------------------------------------------------------------------------------
 
@@ -80,15 +84,16 @@ class ClientAlgorithm:
 
     def initial_model(self) -> dict[str, Tensor]:
         """Tables before the first round: `users` (U x d) and `items` (I x d), normal with `model.init_std`."""
-        model, seed = self.settings.model, self.settings.seed
-        client = self.shard.client
+        model, client = self.settings.model, self.shard.client
+        # Equal tables for all clients need the seed that all know.
+        items = (self.settings.seed, 0) if model.same_init else (self.seed, client)
         start = MatrixFactorization.initialise(
             self.shard.n_users,
             self.shard.n_items,
             model.dim,
             model.init_std,
-            user_generator=torch_generator(seed, "init-users", client=client),
-            item_generator=torch_generator(seed, "init-items", client=0 if model.same_init else client),
+            user_generator=torch_generator(self.seed, "init-users", client=client),
+            item_generator=torch_generator(items[0], "init-items", client=items[1]),
         )
         return start.parameters()
 
@@ -115,7 +120,7 @@ class ClientAlgorithm:
             self.shard.train,
             NegativeSampler(self.shard.train, self.shard.n_items),
             options,
-            torch_generator(self.settings.seed, "training", self.round, self.shard.client),
+            torch_generator(self.seed, "training", self.round, self.shard.client),
             self.state.arrays.get("optimizer"),
         )
         self.set_model(model.parameters())

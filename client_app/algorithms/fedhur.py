@@ -102,11 +102,17 @@ class Client(ClientAlgorithm):
                 f"privacy.laplace_scale forms a dense {n_items} x {n_items} Gram matrix; it is refused above "
                 f"{_LARGEST_NOISY_GRAM} items"
             )
-        generator = torch_generator(self.settings.seed, "gram-noise", self.round, self.shard.client)
-        uniform = torch.rand(n_items, n_items, generator=generator) - 0.5
-        noise = -scale * uniform.sign() * torch.log1p(-2 * uniform.abs())
-        vectors, values = dense_top_eigenpairs(items @ items.T + (noise + noise.T) / 2, self.settings.rank)
+        noise = laplace_noise(n_items, scale, torch_generator(self.seed, "gram-noise", self.round, self.shard.client))
+        vectors, values = dense_top_eigenpairs(items @ items.T + noise.to(items), self.settings.rank)
         return vectors * values.clamp_min(0).sqrt()
+
+
+def laplace_noise(size: int, scale: float, generator: torch.Generator) -> Tensor:
+    """Symmetric noise (size, size), float64: Laplace(0, scale) on and above the diagonal, mirrored below it."""
+    # In float64, and away from the end where the logarithm is infinite: float32 draws hit it once in 2^24.
+    uniform = torch.rand(size, size, generator=generator, dtype=torch.float64).clamp_min(2.0**-53) - 0.5
+    noise = (-scale * uniform.sign() * torch.log1p(-2 * uniform.abs())).triu()
+    return noise + noise.triu(1).T
 
 
 def _in_shared_basis(vectors: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:

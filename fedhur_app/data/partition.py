@@ -74,6 +74,7 @@ def taste_clusters(data: Interactions, labels: np.ndarray, seed: int = 1) -> np.
     # scikit-learn takes a second to import, and the other kinds do without.
     from sklearn.cluster import KMeans
     from sklearn.utils.extmath import randomized_svd
+    from threadpoolctl import threadpool_limits
 
     train = labels == TRAIN
     users, items = data.users[train], data.items[train]
@@ -83,10 +84,13 @@ def taste_clusters(data: Interactions, labels: np.ndarray, seed: int = 1) -> np.
     matrix = sp.csr_matrix((values, (users, items)), shape=(data.n_users, data.n_items))
     draw = numpy_generator(seed, "partition")
     svd_seed, kmeans_seed = (int(value) for value in draw.integers(0, 2**31, 2))
-    left, singular, _ = randomized_svd(matrix, min(_TASTE_RANK, *matrix.shape), n_iter=7, random_state=svd_seed)
+    # One thread: how sums are split must not decide who shares a client.
+    with threadpool_limits(1):
+        left, singular, _ = randomized_svd(matrix, min(_TASTE_RANK, *matrix.shape), n_iter=7, random_state=svd_seed)
     points = left * singular
     points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
     # Users with equal rows differ by rounding only; k-means must see them as one point.
     points = points.round(9)
     clusters = min(_TASTE_CLUSTERS, len(np.unique(points, axis=0)))
-    return KMeans(clusters, n_init=10, random_state=kmeans_seed).fit_predict(points).astype(np.int64)
+    with threadpool_limits(1):
+        return KMeans(clusters, n_init=10, random_state=kmeans_seed).fit_predict(points).astype(np.int64)

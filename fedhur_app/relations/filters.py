@@ -160,6 +160,11 @@ class GroupFilters:
     grams: list[torch.Tensor]
     public: list[torch.Tensor]
 
+    def of_clients(self, kept: Sequence[int]) -> "GroupFilters":
+        """Means and Grams of some of the clients (by position); the public filters stay those of all."""
+        rows = list(kept)
+        return replace(self, means=[mean[rows] for mean in self.means], grams=[gram[rows] for gram in self.grams])
+
     def spectral(self) -> "GroupFilters":
         """``H_k`` and ``F_g`` of every block divided by the top eigenvalue of ``F_g``."""
         factors = [filter_scale_factor(public, "spectral") for public in self.public]

@@ -120,6 +120,7 @@ def bound_residuals(blocks: torch.Tensor, level: Level, max_ratio: float, global
 
 def shared_basis_filters(
     vectors: torch.Tensor,
+    values: torch.Tensor,
     tables: torch.Tensor,
     alpha: torch.Tensor,
     gamma: float,
@@ -135,7 +136,8 @@ def shared_basis_filters(
 
     Args:
         vectors: ``V (I, r)``, eigenvectors of ``S_g``.
-        tables: ``(K, I, d)`` of all clients.
+        values: ``w (r,)``, their eigenvalues.
+        tables: ``(K, I, d)`` of the clients that are targets and candidates.
         alpha: ``(G, K, K)`` weights in every group, targets in rows.
         gamma: Strength, from 0 (``S_g``) to 1 (the peers' mean inside groups).
         labels: ``(I,)`` group of every item; ``None`` makes the whole catalogue one group (``G = 1``).
@@ -160,9 +162,7 @@ def shared_basis_filters(
         grams = (seen @ seen.transpose(-1, -2)).flatten(1)
         mixed = alpha[group] @ grams
         added += mixed - (mixed if center else grams).mean(dim=0)
-    whole = vectors.T @ tables
-    mean = (whole @ whole.transpose(-1, -2)).mean(dim=0)
-    filters = mean + gamma * added.reshape(clients, rank, rank)
+    filters = torch.diag(values) + gamma * added.reshape(clients, rank, rank)
     return (filters + filters.transpose(-1, -2)) / 2
 
 

@@ -54,15 +54,22 @@ class Progress:
     bytes_down: int = 0
     seconds: float = 0.0
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
+    # Client -> the last round in which it is known to have trained; a resume compares it with what was restored.
+    trained: dict[int, int] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**self.__dict__, "sums": {str(client): sums for client, sums in self.sums.items()}}
+        """For JSON, whose keys are text."""
+        return {
+            **self.__dict__,
+            "sums": {str(client): sums for client, sums in self.sums.items()},
+            "trained": {str(client): round_ for client, round_ in self.trained.items()},
+        }
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "Progress":
         """From JSON."""
-        return cls(**{**plain, "sums": {int(client): sums for client, sums in plain["sums"].items()}})
+        numbered = {name: {int(client): value for client, value in plain[name].items()} for name in ("sums", "trained")}
+        return cls(**{**plain, **numbered})
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,7 @@ class StagedStrategy:
             results.append(result)
             clients = list(result.replies)
         self._unsaved |= set(results[0].replies)
+        self.progress.trained |= dict.fromkeys(results[0].replies, round_)
         if save:
             self._save_unsaved(runner, round_, label, set(results[-1].replies))
         self._finish_round(round_, results, statistics, server_seconds, time.perf_counter() - start, save)
@@ -158,7 +166,8 @@ class StagedStrategy:
         clients = self.fleet.clients
         if self.settings.fraction_train >= 1.0:
             return clients
-        number = max(1, math.ceil(self.settings.fraction_train * len(clients)))
+        # Rounded first: 0.07 * 100 is a little above 7.
+        number = max(1, math.ceil(round(self.settings.fraction_train * len(clients), 9)))
         generator = numpy_generator(self.settings.seed, "participants", round_)
         return sorted(generator.choice(clients, number, replace=False).tolist())
 

@@ -46,7 +46,7 @@ from fedhur_app.relations.weights import (
 )
 from fedhur_app.seeding import numpy_generator, torch_generator
 from server_app.checkpoint import RunFolder
-from server_app.stages import say
+from server_app.stages import DivergedRunError, say
 from server_app.strategies.base import Fleet, StagedStrategy
 
 
@@ -68,6 +68,7 @@ class Server(StagedStrategy):
         self.tables = torch.empty(0)
         self.spectrum: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
         self.statistics: dict[str, Any] = {}
+        self.filters = GroupFilters([], [], [])
         self.queries: dict[int, dict[str, Tensor]] = {}
         self.projection_seed = 0
 
@@ -78,6 +79,7 @@ class Server(StagedStrategy):
         settings = self.settings
         self.uploaded = list(replies)
         self.tables = torch.stack([content.record("table")["items"] for content in replies.values()])
+        self._check_size(round_)
         vectors, values = mean_gram_eigenpairs(
             self.tables, settings.rank, previous_basis=self.basis, seed=settings.seed
         )
@@ -98,15 +100,25 @@ class Server(StagedStrategy):
             statistics["groups"] = [level.n_groups for level in self.hierarchy.levels]
         return statistics
 
+    def _check_size(self, round_: int) -> None:
+        """Finite tables whose Gram is not: name the client before it spoils the mean."""
+        for client, table in zip(self.uploaded, self.tables, strict=True):
+            if not bool(torch.isfinite(table.norm() ** 2)):
+                raise DivergedRunError(
+                    f"client {client}, round {round_}: its item table has grown too large (largest entry "
+                    f"{float(table.abs().max()):.3g}), training diverges. Lower train.lr; the last checkpoint is kept"
+                )
+
     # --- stage 2 ------------------------------------------------------------------------------------------------
 
     def configure_utility(self, round_: int, clients: list[int]) -> Content:
         """Hierarchy, public filters and the seed of the shared projection, for everybody."""
+        self.filters = self._filters()
         generator = numpy_generator(self.settings.seed, "projection", round_)
         self.projection_seed = int(generator.integers(2**31))
         packed = {
             f"level.{number}": pack_blocks(public, level)
-            for number, (level, public) in enumerate(zip(self._tree().levels, self._filters().public, strict=True), 1)
+            for number, (level, public) in enumerate(zip(self._tree().levels, self.filters.public, strict=True), 1)
         }
         return Content(
             {"projection_seed": self.projection_seed},
@@ -119,6 +131,7 @@ class Server(StagedStrategy):
         if len(replies) < len(self.uploaded):
             kept = [self.uploaded.index(client) for client in replies]
             self.tables = self.tables[kept]
+            self.filters = self.filters.of_clients(kept)
             self.uploaded = list(replies)
 
     # --- stage 3 ------------------------------------------------------------------------------------------------
@@ -140,6 +153,7 @@ class Server(StagedStrategy):
         errors = [float(content.fields["fit_error"]) for content in replies.values()]
         self.tables = torch.empty(0)
         self.queries = {}
+        self.filters = GroupFilters([], [], [])
         return {"fit_error": float(np.mean(errors)), **self.statistics}
 
     # --- relations ----------------------------------------------------------------------------------------------
@@ -147,30 +161,29 @@ class Server(StagedStrategy):
     def _relations(self, round_: int) -> list[Tensor]:
         """Weights alpha (B, K, K) of every level (eq. 18-22)."""
         score = self.settings.score
-        alphas = [
-            weights(
-                scores,
-                score.tau,
-                standardize=score.standardize,
-                include_self=self.relation.include_self or len(self.uploaded) == 1,
-                top=self.settings.residual.peers,
-            )
-            for scores in self._scores(round_)
-        ]
+        include_self = self.relation.include_self or len(self.uploaded) == 1
+        all_scores = self._scores(round_)
+        # Over all candidates first: who is wanted most cannot be seen once the weights of all but a few are zero.
+        full = [weights(scores, score.tau, score.standardize, include_self) for scores in all_scores]
+        peers = self.settings.residual.peers
+        alphas = full
+        if peers is not None:
+            alphas = [weights(scores, score.tau, score.standardize, include_self, peers) for scores in all_scores]
         self.statistics["relation"] = {
             f"level.{number}": {
                 "largest_weight": float(alpha.max()),
                 "mean_largest_weight": float(alpha.amax(dim=-1).mean()),
-                "concentration": concentration(alpha.mean(dim=0)),
+                "concentration": concentration(wanted.mean(dim=0)),
             }
-            for number, alpha in enumerate(alphas, 1)
+            for number, (alpha, wanted) in enumerate(zip(alphas, full, strict=True), 1)
         }
         return alphas
 
     def _scores(self, round_: int) -> list[Tensor]:
         """Scores r (B, K, K) of every level, targets in rows."""
         relation, hierarchy = self.relation, self._tree()
-        filters = self._filters()
+        # With a utility stage these are the filters that the clients' queries are made from.
+        filters = self.filters if relation.kind == "utility" else self._filters()
         if relation.filter_scale == "spectral":
             filters = filters.spectral()
         kind = {
@@ -288,7 +301,7 @@ class Server(StagedStrategy):
         alpha = alphas[residual.item_level]
         labels = None if residual.item_level == 0 else self._tree().levels[residual.item_level - 1].labels
         if residual.span == "shared":
-            filters = shared_basis_filters(vectors, self.tables, alpha, residual.gamma, labels, residual.center)
+            filters = shared_basis_filters(vectors, values, self.tables, alpha, residual.gamma, labels, residual.center)
             added = (filters - torch.diag(values)).flatten(1).norm(dim=1).mean()
             self.statistics["residual_ratio"] = {"item": float(added / values.norm().clamp_min(1e-30))}
             upper = torch.ones(len(values), len(values), dtype=torch.bool).triu()

@@ -5,8 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest, laplace
 
-from client_app.algorithms.fedhur import Client
+from client_app.algorithms.fedhur import Client, laplace_noise
 from client_app.state import ClientState
 from fedhur_app.config import load_settings
 from fedhur_app.data.shards import Shard
@@ -324,6 +325,29 @@ def test_every_query_form_and_feature_set(query, features, tmp_path):
 def test_every_solver(solver, tmp_path):
     run(tmp_path, "fedhur-paper", f"rounds=2 min_rounds=1 align.solver={solver} align.steps=20")
     assert history(tmp_path)[-1]["fit_error"] < 1
+
+
+def test_noise_is_symmetric_finite_laplace():
+    noise = laplace_noise(400, 0.5, torch.Generator().manual_seed(0))
+    assert torch.equal(noise, noise.T)
+    upper = noise[tuple(torch.triu_indices(400, 400))]
+    below = noise[tuple(torch.triu_indices(400, 400, 1))]
+    for values in (upper, below):
+        assert bool(torch.isfinite(values).all())
+        assert kstest(values.numpy(), laplace(scale=0.5).cdf).pvalue > 0.01
+
+
+def test_the_smallest_draw_gives_finite_noise(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.zeros(*shape, dtype=torch.float64))
+    assert bool(torch.isfinite(laplace_noise(3, 1.0, torch.Generator())).all())
+
+
+def test_concentration_does_not_depend_on_how_many_peers_are_kept(tmp_path):
+    many = "dataset.clients.number=40 relation.match=cosine relation.client_scale=unit relation.filter_scale=spectral"
+    for name, peers in (("all", "null"), ("two", "2")):
+        run(tmp_path / name, "fedhur", f"rounds=1 min_rounds=1 residual.peers={peers} {many}")
+    first, second = (history(tmp_path / name)[0]["relation"]["level.1"]["concentration"] for name in ("all", "two"))
+    assert first == second < 1.0
 
 
 def test_noise_on_the_gram_is_an_option_of_fedcia(tmp_path):

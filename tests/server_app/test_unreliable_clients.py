@@ -1,16 +1,22 @@
 """Clients that fail, vanish, answer late or wrongly, diverge; nodes that do not belong."""
 
+import re
+import shlex
+import tomllib
+
 import pytest
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.app import app as client_app
-from fedhur_app.config import load_settings
+from client_app.state import ClientState
+from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, load_settings
 from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.shards import shard_path
 from fedhur_app.fingerprint import code_fingerprint
 from fedhur_app.protocol import Content, Stage, decode, encode
-from fedhur_app.runtime import DEFAULT_RUN_CONFIG, LocalGrid
+from fedhur_app.runtime import LocalGrid, run_local
 from server_app.app import app as server_app
 from server_app.checkpoint import CheckpointError
 from server_app.stages import DeadWorkerError, DivergedRunError, QuorumError, RunError, StageRunner
@@ -55,6 +61,58 @@ def test_resume_after_a_round_with_a_client_that_missed_its_last_stage(strategy,
         run(tmp_path / "killed", strategy, options, fault_and_kill)
     resume(tmp_path / "killed")
     assert history(tmp_path / "killed") == history(tmp_path / "whole")
+
+
+def test_a_client_whose_last_state_was_not_saved_is_named_on_a_resume(tmp_path, caplog):
+    """It missed the last stage of round 3 and the call to save: the resume has round 2 of it only."""
+
+    def fault(message, client):
+        if message.metadata.group_id == "round-4":
+            raise KeyboardInterrupt
+        lost = client == 2 and message.metadata.group_id == "round-3"
+        return "drop" if lost and message.metadata.message_type != "train.items" else None
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "fedavg", "rounds=4 min_rounds=4", fault)
+    caplog.clear()
+    resume(tmp_path)
+    assert "client 2 goes on with its state of round 2, it last trained in round 3" in caplog.text
+    assert result(tmp_path)["status"] == "completed"
+
+
+def test_a_resume_takes_its_own_folder_and_data(tmp_path):
+    run(tmp_path / "a", "fedavg", "rounds=2 min_rounds=2", seed=1)
+    run(tmp_path / "b", "fedavg", "rounds=2 min_rounds=2", seed=7)
+    before = (tmp_path / "b" / "result.json").read_text()
+    with pytest.raises(ConfigError, match="goes on in its own folder"):
+        run_local({"output-dir": str(tmp_path / "b"), "resume": str(tmp_path / "a"), "overrides": "rounds=4"})
+    assert (tmp_path / "b" / "result.json").read_text() == before
+    config = tmp_path / "a" / "config.yaml"
+    config.write_text(config.read_text().replace("fingerprint: ", "fingerprint: x"))
+    with pytest.raises(CheckpointError, match="data set has changed"):
+        resume(tmp_path / "a", "rounds=4")
+
+
+def test_huge_finite_tables_name_client_and_round(tmp_path):
+    with pytest.raises(DivergedRunError, match=r"client \d+, round 1: its item table has grown too large"):
+        run(tmp_path, "fedcia", "rounds=2 min_rounds=1 train.lr=1e25 train.epochs=1")
+
+
+@pytest.mark.parametrize(("quorum", "asked", "needed"), [(0.56, 25, 14), (0.55, 100, 55), (0.5, 5, 3), (1.0, 3, 3)])
+def test_a_quorum_is_a_whole_number_of_clients(quorum, asked, needed):
+    def answering(count):
+        grid = LocalGrid(
+            replying(lambda client, _: {"client": client, "stage": Stage.ITEMS, "round": 1}),
+            asked,
+            {},
+            lambda message, client: None if client < count else "drop",
+        )
+        runner = StageRunner(grid, dict(enumerate(grid.get_node_ids())), quorum, 5.0)
+        return runner.call(Stage.ITEMS, 1, {c: Content({"round": 1}) for c in range(asked)}, "round 1")
+
+    assert len(answering(needed).replies) == needed
+    with pytest.raises(QuorumError):
+        answering(needed - 1)
 
 
 def test_below_quorum_the_run_stops_with_the_reason(tmp_path):
@@ -185,7 +243,14 @@ def start(tmp_path, grid, overrides=""):
 def test_the_wrong_number_of_nodes_fails_with_the_command_that_works(nodes, tmp_path):
     with pytest.raises(RunError, match=f"has 6 clients, but there are {nodes} SuperNodes") as error:
         start(tmp_path, LocalGrid(client_app, nodes, {}))
-    assert 'flwr run . --stream --run-config \'dataset="synthetic" strategy="fedavg"\'' in str(error.value)
+    # With everything that was asked for, so that the printed command does the same run.
+    command = shlex.split(str(error.value).partition("Run: ")[2])
+    assert command[:4] == ["flwr", "run", ".", "--stream"]
+    given = tomllib.loads("\n".join(re.findall(r'\S+="(?:[^"])*"', command[command.index("--run-config") + 1])))
+    assert given["dataset"] == "synthetic"
+    assert given["strategy"] == "fedavg"
+    assert SMALL in given["overrides"]
+    assert given["output-dir"] == str(tmp_path)
     assert '--federation-config "num-supernodes=6 client-resources-num-cpus=1"' in str(error.value)
     assert result(tmp_path)["status"] == "failed"
 
@@ -218,7 +283,11 @@ def test_clients_may_bring_their_own_data(tmp_path):
         client_app,
         6,
         {},
-        node_config=lambda i: {"data-path": str(shard_path(folder, i)), "state-dir": str(tmp_path / f"device-{i}")},
+        node_config=lambda i: {
+            "data-path": str(shard_path(folder, i)),
+            "state-dir": str(tmp_path / f"device-{i}"),
+            "seed-secret": 0,
+        },
     )
     small = SMALL.replace("dataset.clients.number=6", "")
     config = {
@@ -232,6 +301,25 @@ def test_clients_may_bring_their_own_data(tmp_path):
     assert result(tmp_path / "deployed")["test"] == result(tmp_path / "simulated")["test"]
     assert not (tmp_path / "deployed" / "checkpoint" / "clients").exists()
     assert list((tmp_path / "device-0").rglob("round-*.npz"))
+
+
+def test_a_device_draws_what_the_server_cannot_draw_again(tmp_path):
+    """Who knows the run's seed must not know a device's first tables, or an upload tells its interactions."""
+    settings = load_settings("synthetic", "fedavg", overrides=SMALL)
+    path = str(shard_path(prepare_data(settings).folder, 0))
+    LocalGrid(client_app, 1, {})
+
+    def first_users(**node_config):
+        context = Context(1, 1, {"data-path": path, **node_config}, RecordDict(), {})
+        request = Content({"settings": settings.to_json(), "round": 1})
+        client_app(Message(encode(request), 1, Stage.ITEMS), context)
+        return ClientState.from_context(context)
+
+    known, own, other = first_users(**{"seed-secret": 0}), first_users(), first_users()
+    tables = [state.arrays["model"]["users"] for state in (known, own, other)]
+    assert not any(torch.equal(tables[a], tables[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+    assert own.numbers["secret"] != other.numbers["secret"]
+    assert torch.equal(first_users(**{"seed-secret": own.numbers["secret"]}).arrays["model"]["users"], tables[1])
 
 
 def test_a_device_ignores_paths_that_the_server_names(tmp_path):
