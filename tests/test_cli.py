@@ -330,6 +330,11 @@ def test_what_cannot_be_resumed_is_refused(flower: FakeFlower, tmp_path: Path) -
     assert "not the output folder of a run" in shown.output
     folder = earlier_run(tmp_path / "old")
     (folder / "result.json").write_text(json.dumps(RESULT))
+    for rounds in ([], ["--rounds", "40"]):
+        shown = invoke("run", "--resume", "old", *rounds)
+        assert shown.exit_code == 2
+        assert "stopped early after round 12 (patience 5)" in shown.output
+    (folder / "result.json").write_text(json.dumps(RESULT | {"rounds": 30}))
     shown = invoke("run", "--resume", "old")
     assert shown.exit_code == 2
     assert "is completed; give --rounds above 30" in shown.output
@@ -342,7 +347,7 @@ def test_what_cannot_be_resumed_is_refused(flower: FakeFlower, tmp_path: Path) -
 
 def test_the_result_of_before_a_resume_is_not_taken_for_the_new_one(flower: FakeFlower, tmp_path: Path) -> None:
     folder = earlier_run(tmp_path / "old")
-    (folder / "result.json").write_text(json.dumps(RESULT))
+    (folder / "result.json").write_text(json.dumps(RESULT | {"rounds": 30}))
     flower.result = None
     shown = invoke("run", "--resume", "old", "--rounds", "40")
     assert shown.exit_code == 1
