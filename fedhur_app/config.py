@@ -22,6 +22,16 @@ NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
+# Models that an algorithm can train, where it cannot train every kind.
+_MODEL_KINDS = {
+    "fedhur": ("mf", "lightgcn"),
+    "pfedrec": ("mf",),
+    "fedrap": ("mf",),
+    "gpfedrec": ("mf", "mlp"),
+    "fedca": ("mf", "mlp"),
+    "cofedrec": ("mf",),
+}
+
 # As in pyproject.toml ([tool.flwr.app.config]); a test keeps the two equal.
 DEFAULT_RUN_CONFIG: dict[str, Any] = {
     "dataset": "ml-100k",
@@ -85,10 +95,13 @@ class DatasetSettings(Section):
 class ModelSettings(Section):
     """The local recommender."""
 
-    kind: Literal["mf"]
+    kind: Literal["mf", "lightgcn", "ncf", "mlp"]
     dim: Positive
     init_std: PositiveFloat
     same_init: bool
+    user_bias: bool
+    layers: Annotated[int, Field(ge=0)]
+    hidden: list[Positive] = Field(min_length=1)
 
 
 class TrainSettings(Section):
@@ -97,8 +110,11 @@ class TrainSettings(Section):
     loss: Literal["bpr", "bce", "mse", "elementwise"]
     optimizer: Literal["adam", "sgd"]
     lr: PositiveFloat
+    item_lr_factor: PositiveFloat
+    lr_decay: Fraction
     weight_decay: NonNegative
     epochs: Positive
+    tolerance: NonNegative
     batch_size: Positive
     negatives: Positive
     keep_optimizer_state: bool
@@ -174,6 +190,63 @@ class FedAvgSettings(Section):
     """Parameter averaging."""
 
     weighting: Literal["examples", "uniform"]
+    row_masked: bool
+
+
+class FedRapSettings(Section):
+    """FedRAP (Li et al. 2024): shared and private item tables."""
+
+    separation: NonNegative
+    sparsity: NonNegative
+    curriculum: bool
+    bounded: bool
+
+
+class GpFedRecSettings(Section):
+    """GPFedRec (Zhang et al. 2024): a graph of clients."""
+
+    regularisation: NonNegative
+    metric: Literal["cosine", "repo"]
+    centre: bool
+    threshold: NonNegative
+    neighbours: Positive | None
+    hops: Positive
+
+
+class FedCaSettings(Section):
+    """FedCA (Zhang et al. 2024): composite aggregation."""
+
+    alpha: NonNegative
+    beta: NonNegative
+    swapped: bool
+    similarity: Literal["aligned", "repo"]
+    complementarity: Literal["outside", "aligned", "repo"]
+    components: Positive
+    keep: Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class CoFedRecSettings(Section):
+    """CoFedRec (He et al. 2024): groups of clients that agree on a cluster of items."""
+
+    clusters: Positive
+    contrast: NonNegative
+    temperature: PositiveFloat
+    groups: Positive
+
+
+class GfcfSettings(Section):
+    """GFCF (Shen et al. 2021): a graph filter without training."""
+
+    singular_vectors: Positive
+    ideal_weight: NonNegative
+    server_weight: NonNegative
+    rank: Positive | None
+
+
+class EaseSettings(Section):
+    """EASE (Steck 2019): a linear item model in closed form."""
+
+    l2: PositiveFloat
 
 
 class PrivacySettings(Section):
@@ -187,6 +260,7 @@ class EvaluationSettings(Section):
 
     k: Positive
     batch_mib: PositiveFloat
+    per_user: bool
 
 
 class ServerSettings(Section):
@@ -209,6 +283,7 @@ class Settings(Section):
     min_rounds: Positive
     patience: Positive
     fraction_train: Fraction
+    centralised: bool
     device: Literal["auto", "cpu", "cuda"]
     dataset: DatasetSettings
     model: ModelSettings
@@ -220,6 +295,12 @@ class Settings(Section):
     residual: ResidualSettings
     align: AlignSettings
     fedavg: FedAvgSettings
+    fedrap: FedRapSettings
+    gpfedrec: GpFedRecSettings
+    fedca: FedCaSettings
+    cofedrec: CoFedRecSettings
+    gfcf: GfcfSettings
+    ease: EaseSettings
     privacy: PrivacySettings
     evaluation: EvaluationSettings
     server: ServerSettings
@@ -257,6 +338,29 @@ class Settings(Section):
                     "privacy.laplace_scale works with relation.kind=none only: relations need the item tables, "
                     "a noisy Gram matrix has none"
                 )
+        kinds = _MODEL_KINDS.get(self.algorithm)
+        if kinds and self.model.kind not in kinds:
+            raise ValueError(
+                f"algorithm {self.algorithm} trains model.kind {' or '.join(kinds)}, not {self.model.kind}"
+            )
+        neural = self.model.kind in ("ncf", "mlp")
+        if neural and self.train.loss not in ("bpr", "bce"):
+            raise ValueError(f"train.loss is {self.train.loss}, but model.kind {self.model.kind} has bpr and bce only")
+        if neural and self.user_refit.enabled:
+            raise ValueError(
+                f"user_refit needs scores that are dot products, which those of model.kind {self.model.kind} are not"
+            )
+        if self.model.user_bias and self.model.kind != "mf":
+            raise ValueError(f"model.user_bias belongs to model.kind mf, not {self.model.kind}")
+        if self.model.user_bias and self.train.loss == "elementwise":
+            raise ValueError("model.user_bias has no meaning for train.loss elementwise, which has no scores")
+        if self.centralised and self.dataset.name == "own-data":
+            raise ValueError(
+                f"strategy {self.strategy} is centralised: it needs all data in one place, and own-data leaves them "
+                "on the devices"
+            )
+        if self.evaluation.per_user and self.dataset.name == "own-data":
+            raise ValueError("evaluation.per_user would send every user's metrics from the devices: not with own-data")
         if self.min_rounds > self.rounds:
             raise ValueError(f"min_rounds ({self.min_rounds}) is above rounds ({self.rounds})")
         return self

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedhur_app.files import read_arrays, write_arrays, write_json, write_text
 
@@ -77,6 +79,12 @@ class RunFolder:
     def write_result(self, result: dict[str, Any]) -> None:
         """Write result.json."""
         write_json(self.result, result)
+
+    def save_users(self, records: list[dict[str, Tensor]]) -> None:
+        """Write users.npz: number of each user in the data set, rising, and the user's test metrics."""
+        columns = {name: torch.cat([record[name] for record in records]).numpy() for name in records[0]}
+        order = np.argsort(columns["user"], kind="stable")
+        write_arrays(self.path / "users.npz", {name: column[order] for name, column in columns.items()})
 
     def save_server(self, progress: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Write the server's checkpoint: `progress` (plain values) and the strategy's arrays."""

@@ -1,7 +1,7 @@
 """What every client does: train on its own rows, upload, take the server's answer, rank its own users.
 
-A strategy overrides the hooks at the end of the class (`receive`, `upload`, `apply`); the order of things, the best
-model and the stale-answer checks stand here once.
+A strategy overrides the hooks at the end of the class (what is shared, `receive`, `upload`, `apply`, a term of the
+loss); the order of things, the best model and the stale-answer checks stand here once.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,24 @@ from torch import Tensor
 from client_app.state import ClientState
 from fedhur_app.config import Settings
 from fedhur_app.data.shards import Shard, UserItems
-from fedhur_app.evaluation.ranking import rank_sums
+from fedhur_app.evaluation.ranking import UserRanks, rank_users
+from fedhur_app.models.base import Recommender
+from fedhur_app.models.factory import initial_parameters, recommender
 from fedhur_app.models.mf import MatrixFactorization
 from fedhur_app.models.negatives import NegativeSampler
 from fedhur_app.models.refit import refit_users
-from fedhur_app.models.training import DivergedError, TrainingOptions, train_locally
+from fedhur_app.models.training import (
+    DivergedError,
+    ExtraGradient,
+    TrainingOptions,
+    TrainingReport,
+    train_locally,
+)
 from fedhur_app.protocol import Arrays, Content
 from fedhur_app.seeding import torch_generator
+
+# Metrics of single users that `evaluation.per_user` reports.
+PER_USER = ("recall", "precision", "mrr", "ndcg", "hit")
 
 
 class StaleRequestError(RuntimeError):
@@ -36,6 +47,9 @@ class ClientAlgorithm:
         device: Where to compute.
     """
 
+    # Whether a batch steps the user parameters first and the rest afterwards (two gradients a batch).
+    alternate = False
+
     def __init__(self, settings: Settings, shard: Shard, state: ClientState, round_: int, device: torch.device) -> None:
         self.settings = settings
         self.shard = shard
@@ -44,6 +58,7 @@ class ClientAlgorithm:
         self.device = device
         # On a device the state holds a secret that the server does not know: without it, whoever knows the run's seed
         # could regenerate the first tables and read interactions out of an upload. In a simulation it is 0.
+        self.report: TrainingReport | None = None
         self.seed = settings.seed | state.numbers.get("secret", 0) << 32
         if "model" not in state.arrays:
             state.arrays["model"] = self.initial_model()
@@ -73,63 +88,74 @@ class ClientAlgorithm:
         """End of the round: rank the validation rows; returns sums over the client's users."""
         self.check_finite("after the last stage")
         self.state.numbers["finished_round"] = self.round
-        return self.rank("valid", self.state.arrays["model"])
+        return _prefixed("valid", self.rank("valid", self.state.arrays["model"]))
 
     def test(self, request: Content) -> Content:
         """Rank the test rows with the model of the best validation round."""
         best_round = int(request.fields["best_round"])
-        return Content(self.rank("test", self.best_model(best_round)))
+        ranks = self.rank("test", self.best_model(best_round))
+        reply = Content(_prefixed("test", ranks))
+        if self.settings.evaluation.per_user:
+            if self.state.numbers.get("secret"):
+                raise ValueError("evaluation.per_user is refused: this node does not send the metrics of single users")
+            arrays = {name: torch.from_numpy(getattr(ranks, name)) for name in PER_USER}
+            reply.arrays["users"] = {"user": torch.from_numpy(self.shard.users[ranks.users]), **arrays}
+        return reply
 
     # --- local model --------------------------------------------------------------------------------------------
 
     def initial_model(self) -> dict[str, Tensor]:
-        """Tables before the first round: `users` (U x d) and `items` (I x d), normal with `model.init_std`."""
-        model, client = self.settings.model, self.shard.client
+        """Parameters before the first round, for MF `users` (U x d) and `items` (I x d)."""
+        client = self.shard.client
         # Equal tables for all clients need the seed that all know.
-        items = (self.settings.seed, 0) if model.same_init else (self.seed, client)
-        start = MatrixFactorization.initialise(
+        items = (self.settings.seed, 0) if self.settings.model.same_init else (self.seed, client)
+        return initial_parameters(
+            self.settings.model,
             self.shard.n_users,
             self.shard.n_items,
-            model.dim,
-            model.init_std,
             user_generator=torch_generator(self.seed, "init-users", client=client),
             item_generator=torch_generator(items[0], "init-items", client=items[1]),
+            network_generator=torch_generator(self.settings.seed, "init-network"),
         )
-        return start.parameters()
 
-    def build(self, parameters: dict[str, Tensor]) -> MatrixFactorization:
+    def build(self, parameters: dict[str, Tensor]) -> Recommender:
         """The recommender around copies of `parameters` on this client's device."""
-        users, items = (parameters[name].to(self.device, copy=True) for name in ("users", "items"))
-        return MatrixFactorization(users, items, loss=self.settings.train.loss)
+        copies = {name: tensor.to(self.device, copy=True) for name, tensor in parameters.items()}
+        return recommender(self.settings.model, self.settings.train.loss, copies, self.shard.train)
 
     def train(self) -> dict[str, float | int]:
         """Local epochs on the training rows (eq. 1); returns the counts and losses that the server may know."""
         settings = self.settings.train
         options = TrainingOptions(
             epochs=settings.epochs,
+            tolerance=settings.tolerance,
             batch_size=settings.batch_size,
             optimizer=settings.optimizer,
-            lr=settings.lr,
+            lr=settings.lr * settings.lr_decay ** (self.round - 1),
+            item_lr_factor=settings.item_lr_factor,
             weight_decay=settings.weight_decay,
             negatives=settings.negatives,
             keep_optimizer_state=settings.keep_optimizer_state,
         )
         model = self.build(self.state.arrays["model"])
-        report = train_locally(
+        self.report = train_locally(
             model,
             self.shard.train,
             NegativeSampler(self.shard.train, self.shard.n_items),
             options,
             torch_generator(self.seed, "training", self.round, self.shard.client),
             self.state.arrays.get("optimizer"),
+            self.extra_term(),
+            alternate=self.alternate,
         )
         self.set_model(model.parameters())
         if settings.keep_optimizer_state:
-            self.state.arrays["optimizer"] = {key: value.cpu() for key, value in report.optimizer_state.items()}
+            moments = self.report.optimizer_state
+            self.state.arrays["optimizer"] = {key: value.cpu() for key, value in moments.items()}
         return {
-            "examples": report.examples,
-            "loss_sum": report.loss_sum,
-            "skipped_users": report.skipped_users,
+            "examples": self.report.examples,
+            "loss_sum": self.report.loss_sum,
+            "skipped_users": self.report.skipped_users,
         }
 
     def set_model(self, parameters: dict[str, Tensor]) -> None:
@@ -181,15 +207,18 @@ class ClientAlgorithm:
         model = self.build(parameters)
         refit = self.settings.user_refit
         if refit.enabled:
-            model.users = refit_users(model.items, self.shard.train, refit.unobserved_weight, refit.l2)
+            items = model.item_vectors()
+            assert items is not None, "settings refuse user_refit for models whose scores are no dot products"
+            users = refit_users(items, self.shard.train, refit.unobserved_weight, refit.l2)
+            return MatrixFactorization(users, items).scores
         return model.scores
 
-    def rank(self, split: str, parameters: dict[str, Tensor]) -> dict[str, float | int]:
-        """Sums of the ranking metrics over the client's users; test ranking also masks validation items."""
+    def rank(self, split: str, parameters: dict[str, Tensor]) -> UserRanks:
+        """Ranking metrics of the client's users; test ranking also masks validation items."""
         truth: UserItems = getattr(self.shard, split)
         seen = [self.shard.train] if split == "valid" else [self.shard.train, self.shard.valid]
         evaluation = self.settings.evaluation
-        sums = rank_sums(
+        return rank_users(
             self.scores(parameters),
             seen,
             truth,
@@ -197,20 +226,31 @@ class ClientAlgorithm:
             n_items=self.shard.n_items,
             batch_bytes=int(evaluation.batch_mib * 2**20),
         )
-        return {f"{split}.{name}": value for name, value in sums.to_dict().items()}
 
     # --- hooks of a strategy ------------------------------------------------------------------------------------
 
+    def shared(self) -> list[str]:
+        """Names of the parameters that leave the device; by default all that do not belong to its users."""
+        return [name for name in self.state.arrays["model"] if not name.startswith("user")]
+
+    def extra_term(self) -> ExtraGradient | None:
+        """A term to add to the loss of local training; by default none."""
+        return None
+
     def receive(self, request: Content) -> None:
-        """Take what came with the call to train; by default the item table, where one came."""
+        """Take what came with the call to train; by default the shared parameters, where they came."""
         if "table" in request.arrays:
             self.set_model(request.record("table"))
 
     def upload(self) -> Arrays:
-        """What leaves the device after training; by default the item table E_k."""
-        return {"table": {"items": self.state.arrays["model"]["items"]}}
+        """What leaves the device after training; by default the shared parameters, for MF the item table E_k."""
+        return {"table": {name: self.state.arrays["model"][name] for name in self.shared()}}
 
     def apply(self, request: Content) -> dict[str, float | int]:
-        """Take the last answer of the round; returns fields for the reply. By default the item table replaces ours."""
+        """Take the last answer of the round; returns fields for the reply. By default it replaces what is shared."""
         self.set_model(request.record("table"))
         return {}
+
+
+def _prefixed(split: str, ranks: UserRanks) -> dict[str, float | int]:
+    return {f"{split}.{name}": value for name, value in ranks.sums().to_dict().items()}

@@ -17,21 +17,21 @@ def load_interactions_of(settings: Settings) -> Interactions:
 
 def number_of_clients(settings: Settings) -> int:
     """How many clients a run with these settings has."""
+    if settings.centralised:
+        return 1
     if settings.dataset.clients.kind == "one-user":
         return load_interactions_of(settings).n_users
     return settings.dataset.clients.number
 
 
 def prepare_data(settings: Settings) -> PreparedData | None:
-    """Split the data and write one shard a client; None where the clients bring their own."""
+    """Split the data and write one shard a client; None where the clients bring their own.
+
+    A centralised run has one client that owns all users. The split does not depend on the clients, so its test rows
+    are those of the federated runs with the same seed.
+    """
     dataset = settings.dataset
     if dataset.name == OWN_DATA:
         return None
-    return prepare(
-        load_interactions_of(settings),
-        dataset.split.kind,
-        dataset.split.ratios,
-        dataset.clients.kind,
-        dataset.clients.number,
-        settings.seed,
-    )
+    clients = ("id", 1) if settings.centralised else (dataset.clients.kind, dataset.clients.number)
+    return prepare(load_interactions_of(settings), dataset.split.kind, dataset.split.ratios, *clients, settings.seed)

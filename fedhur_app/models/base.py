@@ -14,7 +14,9 @@ class Recommender(Protocol):
     def parameters(self) -> dict[str, Tensor]:
         """The trained tensors by name: the model's own storage, so writing into them trains the model.
 
-        ``"users"`` (U, d) is private to the client, ``"items"`` (I, d) the item table; others may follow.
+        ``"users"`` (U, d) is private to the client, ``"items"`` (I, d) the item table; others may follow. The
+        names of all parameters that are private to the client's users, and so must never leave it, begin
+        with ``"user"``; no others do.
         """
         ...
 
@@ -35,4 +37,13 @@ class Recommender(Protocol):
 
     def scores(self, users: Tensor) -> Tensor:
         """Scores of all items, (n, I) float64, for the users (n,): raw, since a sigmoid makes ties."""
+        ...
+
+    def item_vectors(self) -> Tensor | None:
+        """The table (I, d) whose dot products with a user's vector are the user's scores, up to a constant.
+
+        None where scores are no dot products, as in a neural network. It can differ from the parameter
+        ``"items"`` (propagated over a graph, for example), and may share its storage or not: do not write
+        into it.
+        """
         ...

@@ -26,9 +26,12 @@ class TrainingOptions:
 
     Attributes:
         epochs: Passes over the client's interactions, >= 1; every pass draws fresh negatives.
+        tolerance: End the passes once the mean loss changes by a smaller share than this from one to the next; 0
+            never does.
         batch_size: Triples (user, positive, negative) per step; the last batch of a pass may be smaller.
         optimizer: ``adam`` (torch's defaults beside the two numbers below) or ``sgd`` without momentum.
         lr: Step size, > 0.
+        item_lr_factor: Item tables (parameters with `items` in their name) learn with ``lr`` times this, > 0.
         weight_decay: L2 coefficient, added to the gradient as torch's optimisers do, on all rows of all
             tables.
         negatives: Negatives per positive, >= 1: an epoch shows every interaction that many times.
@@ -37,9 +40,11 @@ class TrainingOptions:
     """
 
     epochs: int = 1
+    tolerance: float = 0.0
     batch_size: int = 4096
     optimizer: OptimizerName = "adam"
     lr: float = 0.1
+    item_lr_factor: float = 1.0
     weight_decay: float = 0.0
     negatives: int = 1
     keep_optimizer_state: bool = True
@@ -52,10 +57,12 @@ class TrainingOptions:
             raise ValueError(
                 f"unknown optimizer {self.optimizer!r}: choose one of {', '.join(get_args(OptimizerName))}"
             )
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ValueError(f"lr must be positive, not {self.lr}")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ValueError(f"weight_decay must not be negative: {self.weight_decay}")
+        for name in ("lr", "item_lr_factor"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in ("weight_decay", "tolerance"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} must not be negative: {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,7 @@ class TrainingReport:
         extra_mean: Mean over the last epoch's batches of the extra term, 0 without one.
         examples: Interactions trained on, ``n_k``: those of users for whom a negative exists.
         skipped_users: Users left out because they have seen every item.
+        item_counts: (I,) int64, how often each item was trained on as a positive or a negative, over all epochs.
         optimizer_state: State to hand to the next call, by ``"<optimizer>/<parameter>/<entry>"``; empty if it
             is not kept.
     """
@@ -80,6 +88,7 @@ class TrainingReport:
     extra_mean: float
     examples: int
     skipped_users: int
+    item_counts: Tensor
     optimizer_state: dict[str, Tensor]
 
 
@@ -92,6 +101,7 @@ def train_locally(
     optimizer_state: dict[str, Tensor] | None = None,
     extra_gradient: ExtraGradient | None = None,
     frozen: frozenset[str] = frozenset(),
+    alternate: bool = False,
 ) -> TrainingReport:
     """Train a model in place on one client's interactions.
 
@@ -109,6 +119,8 @@ def train_locally(
             the batch's distinct items (positives and negatives, rising); returns its value and its gradients
             by parameter name (parameters it leaves out have none).
         frozen: Names of parameters to hold fixed; their optimiser state is handed on untouched.
+        alternate: Step the user parameters (names that begin with `user`) of each batch first, then, with gradients
+            at the new point, all others (PFedRec's two steps); the extra term goes with the second step.
 
     Returns:
         Losses, counts and the optimiser state.
@@ -127,10 +139,11 @@ def train_locally(
     keep = sampler.trainable[users]
     users, positives = users[keep], positives[keep]
     examples = len(users)
+    item_counts = torch.zeros(sampler.n_items, dtype=torch.int64)
     if examples == 0 or not trained:
-        return TrainingReport(0.0, 0.0, 0.0, 0.0, 0, sampler.skipped_users, dict(state_before))
+        return TrainingReport(0.0, 0.0, 0.0, 0.0, 0, sampler.skipped_users, item_counts, dict(state_before))
 
-    optimizer = Optimizer(options.optimizer, trained, options.lr, options.weight_decay, state_before)
+    steps = _steps(trained, options, alternate, state_before)
     users, positives = users.repeat(options.negatives), positives.repeat(options.negatives)
     device = next(iter(trained.values())).device
 
@@ -138,20 +151,25 @@ def train_locally(
     extra_mean = 0.0
     for epoch in range(options.epochs):
         negatives = sampler.sample(users, generator)
+        item_counts += torch.bincount(positives, minlength=sampler.n_items)
+        item_counts += torch.bincount(negatives, minlength=sampler.n_items)
         order = torch.randperm(len(users), generator=generator)
         triples = torch.stack([users, positives, negatives])[:, order].to(device)
         loss_sum, extras = 0.0, []
         for batch in triples.split(options.batch_size, dim=1):
-            loss, gradients = model.loss_and_gradients(batch[0], batch[1], batch[2])
-            if extra_gradient is not None:
-                extra, extra_gradients = extra_gradient(parameters, torch.unique(batch[1:]))
-                extras.append(extra)
-                for name, gradient in extra_gradients.items():
-                    gradients[name] = gradients[name] + gradient
-            objective = loss + (extras[-1] if extras else 0.0)
-            if not math.isfinite(objective):
-                raise DivergedError(_diverged(f"the loss became {objective}", epoch, options))
-            optimizer.step(gradients)
+            for number, optimizers in enumerate(steps, 1):
+                loss, gradients = model.loss_and_gradients(batch[0], batch[1], batch[2])
+                objective = loss
+                if extra_gradient is not None and number == len(steps):
+                    extra, extra_gradients = extra_gradient(parameters, torch.unique(batch[1:]))
+                    extras.append(extra)
+                    objective += extra
+                    for name, gradient in extra_gradients.items():
+                        gradients[name] = gradients[name] + gradient
+                if not math.isfinite(objective):
+                    raise DivergedError(_diverged(f"the loss became {objective}", epoch, options))
+                for optimizer in optimizers:
+                    optimizer.step(gradients)
             loss_sum += loss * batch.shape[1]
         for name, tensor in trained.items():
             if not torch.stack(tensor.aminmax()).isfinite().all():  # no temporary of the table's size
@@ -160,7 +178,12 @@ def train_locally(
                 )
         epoch_means.append(loss_sum / len(users))
         extra_mean = math.fsum(extras) / len(extras) if extras else 0.0
+        if epoch and abs(epoch_means[-1] - epoch_means[-2]) < options.tolerance * abs(epoch_means[-2]):
+            break
 
+    state_after: dict[str, Tensor] = {}
+    for optimizer in (optimizer for optimizers in steps for optimizer in optimizers):
+        state_after |= optimizer.state()
     return TrainingReport(
         loss_sum=epoch_means[-1] * examples,
         loss_mean=epoch_means[-1],
@@ -168,8 +191,29 @@ def train_locally(
         extra_mean=extra_mean,
         examples=examples,
         skipped_users=sampler.skipped_users,
-        optimizer_state=optimizer.state() if options.keep_optimizer_state else {},
+        item_counts=item_counts,
+        optimizer_state=state_after if options.keep_optimizer_state else {},
     )
+
+
+def _steps(
+    trained: dict[str, Tensor], options: TrainingOptions, alternate: bool, state: dict[str, Tensor]
+) -> list[list[Optimizer]]:
+    """The optimisers of each step of a batch: one for the parameters that share a step and a learning rate."""
+    grouped: dict[tuple[bool, bool], list[str]] = {}
+    for name in trained:
+        second = alternate and not name.startswith("user")
+        grouped.setdefault((second, "items" in name and options.item_lr_factor != 1.0), []).append(name)
+    rest = {key: value for key, value in state.items() if key.split("/")[1] not in trained}
+    steps: dict[bool, list[Optimizer]] = {}
+    for (second, scaled), names in sorted(grouped.items()):
+        own = {key: value for key, value in state.items() if key.split("/")[1] in names}
+        lr = options.lr * options.item_lr_factor if scaled else options.lr
+        optimizer = Optimizer(
+            options.optimizer, {name: trained[name] for name in names}, lr, options.weight_decay, own | rest
+        )
+        steps.setdefault(second, []).append(optimizer)
+    return [steps[second] for second in sorted(steps)]
 
 
 def _diverged(what: str, epoch: int, options: TrainingOptions) -> str:

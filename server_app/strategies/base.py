@@ -181,6 +181,8 @@ class StagedStrategy:
         pooled = RankSums.zero(self.settings.evaluation.k)
         for content in result.replies.values():
             pooled = pooled + _sums(content, "test")
+        if self.settings.evaluation.per_user and self.folder is not None:
+            self.folder.save_users([content.record("users") for content in result.replies.values()])
         return Outcome(
             rounds=progress.round,
             best_round=progress.best_round,

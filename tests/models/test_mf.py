@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedhur_app.models.mf import MatrixFactorization
+from fedhur_app.models.mf import MatrixFactorization, score_loss
 from tests.models.helpers import generator
 
 LOSSES = ["bpr", "bce", "mse", "elementwise"]
@@ -105,6 +105,91 @@ def test_parameters_are_the_tables_themselves():
     model = random_model("bpr")
     model.parameters()["items"].zero_()
     assert not model.scores(torch.tensor([0])).any()
+
+
+def biased(loss, dtype=torch.float64):
+    model = random_model(loss, dtype=dtype)
+    model.bias = torch.tensor([0.5, -2.0, 1.0, 3.0], dtype=dtype)
+    return model
+
+
+@pytest.mark.parametrize("loss", ["bpr", "bce", "mse"])
+def test_gradients_with_a_bias_equal_autograd(loss):
+    model = biased(loss)
+    users, positives, negatives = torch.tensor([[1, 1, 1, 2, 3], [2, 2, 0, 3, 0], [4, 1, 1, 2, 4]])
+    value, gradients = model.loss_and_gradients(users, positives, negatives)
+
+    # p.e + b is a dot product of longer vectors: (p, b).(e, 1).
+    p, e, b = (tensor.clone().requires_grad_() for tensor in (model.users, model.items, model.bias))
+    one = torch.ones(len(users), 1, dtype=e.dtype)
+    expected = autograd_loss(
+        loss,
+        torch.cat([p[users], b[users, None]], 1),
+        torch.cat([e[positives], one], 1),
+        torch.cat([e[negatives], one], 1),
+    )
+    expected.backward()
+    assert value == pytest.approx(expected.item(), rel=1e-12)
+    for name, leaf in (("users", p), ("items", e), ("user_bias", b)):
+        torch.testing.assert_close(gradients[name], leaf.grad, rtol=1e-11, atol=1e-15)
+    assert gradients["user_bias"][0] == 0
+    assert bool(gradients["user_bias"].any()) == (loss != "bpr")  # exactly 0 for bpr, which compares scores
+
+
+def test_the_bias_is_a_parameter_and_moves_all_scores_of_a_user():
+    model = biased("bce", torch.float32)
+    assert model.parameters().keys() == {"users", "items", "user_bias"}
+    plain = MatrixFactorization(model.users, model.items)
+    users = torch.tensor([3, 1])
+    assert torch.equal(model.scores(users), plain.scores(users) + torch.tensor([[3.0], [-2.0]]).double())
+    model.parameters()["user_bias"].zero_()
+    assert torch.equal(model.scores(users), plain.scores(users))
+
+
+def test_initialise_with_a_bias_adds_zeros_and_draws_nothing():
+    a, b = (
+        MatrixFactorization.initialise(3, 5, 2, 0.1, generator(1), generator(2), user_bias=x) for x in (True, False)
+    )
+    assert torch.equal(a.users, b.users)
+    assert torch.equal(a.items, b.items)
+    assert torch.equal(a.parameters()["user_bias"], torch.zeros(3))
+    assert b.bias is None
+    assert b.parameters().keys() == {"users", "items"}
+
+
+def test_bce_with_a_bias_by_hand():
+    # Item vectors of 0: both scores are the bias, 4.
+    model = MatrixFactorization(torch.zeros(1, 2), torch.zeros(2, 2), "bce", torch.tensor([4.0]))
+    zero, one = torch.tensor([0]), torch.tensor([1])
+    value, gradients = model.loss_and_gradients(zero, zero, one)
+    assert value == pytest.approx((math.log1p(math.exp(-4)) + math.log1p(math.exp(4))) / 2, rel=1e-6)
+    assert gradients["user_bias"].item() == pytest.approx(
+        (1 / (1 + math.exp(-4)) - 1 / (1 + math.exp(4))) / 2, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("bias", "loss", "message"),
+    [
+        (torch.zeros(3), "bce", r"user bias \(3,\)"),
+        (torch.zeros(2, 1), "bce", r"user bias \(2, 1\)"),
+        (torch.zeros(2).double(), "bce", "float64 must be"),
+        (torch.zeros(2), "elementwise", "does not go with the loss 'elementwise'"),
+    ],
+)
+def test_a_bias_that_does_not_fit_is_refused(bias, loss, message):
+    with pytest.raises(ValueError, match=message):
+        MatrixFactorization(torch.zeros(2, 3), torch.zeros(4, 3), loss, bias)
+
+
+def test_item_vectors_are_the_item_table():
+    model = biased("bpr")
+    assert model.item_vectors() is model.items
+
+
+def test_elementwise_is_no_function_of_scores():
+    with pytest.raises(ValueError, match="not a function of scores"):
+        score_loss("elementwise", torch.zeros(2), torch.zeros(2))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""GPFedRec (Zhang et al., KDD 2024) on the server: a graph of clients from their item tables."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhur_app.config import GpFedRecSettings
+from fedhur_app.protocol import Content
+from server_app.strategies.mixing import MixingStrategy, stacked, weighted_mean
+
+
+class Server(MixingStrategy):
+    """Clients get the mean of all graph-guided tables to start from, and their own as a regulariser."""
+
+    def mixing(self, round_: int, replies: dict[int, Content]) -> Tensor:
+        """`W^L` with equal weights over each client's neighbours."""
+        return neighbour_weights(stacked(replies), self.settings.gpfedrec)
+
+    def aggregate_items(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
+        """Graph-guided tables `R = W^L E`, and their mean."""
+        super().aggregate_items(round_, replies)
+        guided = [self.personal[client] for client in replies]
+        self.table = weighted_mean(torch.ones(len(guided)).double(), guided)
+        return None
+
+    def configure_personalize(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:
+        """The common table and each client's own."""
+        assert self.table is not None
+        return {client: Content(arrays={"table": self.table, "guide": self.personal[client]}) for client in clients}
+
+
+def neighbour_weights(tables: Tensor, settings: GpFedRecSettings) -> Tensor:
+    """Row-stochastic weights (K, K), float64, of the client graph, to the power of `hops`.
+
+    The neighbours of client k are all j with `A_kj > threshold * mean(A)`, or the `neighbours` with the largest
+    `A_kj`; a client without any is its own. `A` is the cosine similarity of the flattened tables (a client is its own
+    neighbour then). The published code takes `1 - cosine` in its place and so links the clients that differ most
+    (`metric: repo`). Uncentred tables of one start are nearly parallel, which makes every pair alike: `centre`
+    subtracts their mean over clients first.
+
+    Args:
+        tables: (K, I, d).
+        settings: The strategy's settings.
+    """
+    flat = tables.flatten(1).double()
+    if settings.centre:
+        flat = flat - flat.mean(dim=0)
+    flat = flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    similarity = flat @ flat.T
+    if settings.metric == "repo":
+        similarity = 1 - similarity
+    clients = len(tables)
+    if settings.neighbours is None:
+        linked = similarity > settings.threshold * similarity.mean()
+    else:
+        best = similarity.topk(min(settings.neighbours, clients), dim=1).indices
+        linked = torch.zeros(clients, clients, dtype=torch.bool).scatter_(1, best, True)
+    alone = ~linked.any(dim=1)
+    linked[alone, alone.nonzero()[:, 0]] = True
+    weights = linked.double() / linked.sum(dim=1, keepdim=True)
+    return torch.linalg.matrix_power(weights, settings.hops)

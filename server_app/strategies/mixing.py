@@ -1,0 +1,135 @@
+"""Strategies that mix the clients' tables by a K x K matrix: FedAvg and its personalised descendants.
+
+With `W` (R, K) non-negative, the server computes `sum_j W_rj T_j / sum_j W_rj` for every shared tensor `T`. One row
+means one result for everybody, K rows one for each client. A strategy says `W` (:meth:`MixingStrategy.mixing`) and,
+where it differs, what travels back.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhur_app.config import Settings
+from fedhur_app.protocol import Content
+from server_app.checkpoint import RunFolder
+from server_app.strategies.base import Fleet, StagedStrategy
+
+Tables = dict[str, Tensor]
+
+
+class MixingStrategy(StagedStrategy):
+    """Mixes what clients upload.
+
+    Attributes:
+        table: The newest result that all clients share, by parameter; None before the first round, or where the
+            strategy has none.
+        up_to_date: Clients that hold `table`; the others get it with the call to train.
+        personal: Of the present round: client -> its own result.
+    """
+
+    def __init__(self, settings: Settings, fleet: Fleet, folder: RunFolder | None = None) -> None:
+        super().__init__(settings, fleet, folder)
+        self.table: Tables | None = None
+        self.up_to_date: set[int] = set()
+        self.personal: dict[int, Tables] = {}
+
+    # --- hooks of a strategy ------------------------------------------------------------------------------------
+
+    def mixing(self, round_: int, replies: dict[int, Content]) -> Tensor:
+        """Weights (1, K) or (K, K), float64, of the clients in the order of `replies`; rows need not sum to 1.
+
+        By default one row: training interactions, or 1 for every client that has some (`fedavg.weighting`). Where
+        nobody trained, any table is as good as another, and the first client's is kept.
+        """
+        examples = torch.tensor([float(content.fields["examples"]) for content in replies.values()]).double()
+        if self.settings.fedavg.weighting == "uniform":
+            examples = (examples > 0).double()
+        if not bool(examples.any()):
+            examples[0] = 1.0
+        return examples[None]
+
+    # --- stages -------------------------------------------------------------------------------------------------
+
+    def configure_items(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:
+        """Nothing for clients that hold the present shared table, that table for the others."""
+        if self.table is None:
+            return Content()
+        fresh, stale = Content(), Content(arrays={"table": self.table})
+        return {client: fresh if client in self.up_to_date else stale for client in clients}
+
+    def aggregate_items(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
+        """Mix the uploads."""
+        weights = self.mixing(round_, replies)
+        uploads = [content.record("table") for content in replies.values()]
+        if len(weights) == 1:
+            self.table = weighted_mean(weights[0], uploads)
+        else:
+            self.personal = dict(zip(replies, mix(weights, uploads), strict=True))
+        return None
+
+    def configure_personalize(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:
+        """Each client's own result, or the shared one."""
+        if self.personal:
+            return {client: Content(arrays={"table": self.personal[client]}) for client in clients}
+        if self.table is None:
+            raise RuntimeError("configure_personalize was called before aggregate_items")
+        return Content(arrays={"table": self.table})
+
+    def aggregate_personalize(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
+        """Note who holds the present shared table."""
+        self.up_to_date = set(replies)
+        self.personal = {}
+        return None
+
+    # --- resume -------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The shared table and who holds it."""
+        if self.table is None:
+            return {}
+        tables = {f"table/{name}": tensor.numpy() for name, tensor in self.table.items()}
+        return {"up_to_date": np.array(sorted(self.up_to_date), dtype=np.int64), **tables}
+
+    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+        """The inverse of :meth:`state`."""
+        tables = {key.removeprefix("table/"): array for key, array in arrays.items() if key.startswith("table/")}
+        if tables:
+            self.table = {name: torch.tensor(array) for name, array in tables.items()}
+            self.up_to_date = set(arrays["up_to_date"].tolist())
+
+
+def weighted_mean(weights: Tensor, uploads: list[Tables]) -> Tables:
+    """`sum_j w_j T_j / sum_j w_j` of every tensor, summed in float64 in the order given.
+
+    Args:
+        weights: (K,) float64, not all zero.
+        uploads: Tensors of K clients by name.
+    """
+    mean: Tables = {}
+    for name in uploads[0]:
+        total: Tensor | None = None
+        for weight, tables in zip(weights.tolist(), uploads, strict=True):
+            if weight:
+                tensor = tables[name].double() * weight
+                total = tensor if total is None else total.add_(tensor)
+        assert total is not None, "all weights are zero"
+        mean[name] = (total / weights.sum()).float()
+    return mean
+
+
+def mix(weights: Tensor, uploads: list[Tables]) -> list[Tables]:
+    """The weighted means of every row of `weights` (R, K), in float32: R x K x (size of a table) operations."""
+    normal = (weights / weights.sum(dim=1, keepdim=True)).float()
+    mixed: list[Tables] = [{} for _ in range(len(normal))]
+    for name, first in uploads[0].items():
+        stacked = torch.stack([tables[name].flatten() for tables in uploads])
+        for row, tensor in enumerate(normal @ stacked):
+            mixed[row][name] = tensor.reshape(first.shape)
+    return mixed
+
+
+def stacked(replies: dict[int, Content], name: str = "items") -> Tensor:
+    """One shared table of all clients, (K, ...), in the order of `replies`."""
+    return torch.stack([content.record("table")[name] for content in replies.values()])
