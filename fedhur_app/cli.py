@@ -1,4 +1,4 @@
-"""The `fedhur` command: run, data, strategies.
+"""The `fedhur` command: run, compare, tune, data, strategies.
 
 Heavy packages (torch, Flower, the data code) are imported where they are used, so that `--help` is quick.
 """
@@ -144,6 +144,99 @@ def run(
 
 
 @app.command()
+def tune(
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials, those of an interrupted search included.")],
+    dataset: Annotated[str, typer.Option(help="A file in conf/dataset/.")] = "ml-100k",
+    strategy: Annotated[str, typer.Option(help="A file in conf/strategy/ that has one in conf/search/.")] = "fedhur",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search and of every run.")] = 1,
+    sampler: Annotated[Literal["tpe", "random"], typer.Option(help="How values are proposed.")] = "tpe",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trials side by side (default: one a core).")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Output folder (default: runs/tune-<dataset>-<strategy>-seed<seed>).")
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Also write the best values to conf/strategy/NAME.yaml.")
+    ] = None,
+    set_: SetOption = None,
+) -> None:
+    """Search good settings of a strategy by validation; the same command again goes on after an interruption."""
+    from fedhur_app import tuning
+    from fedhur_app.files import write_text
+
+    saved = None if save is None else tuning.saved_path(save)
+    search = tuning.Search(dataset, strategy, seed, sampler, tuple(set_ or []), jobs)
+    default = Path("runs") / f"tune-{dataset}-{strategy}-seed{seed}".replace("/", "-")
+    folder = output_folder(output or default, dataset, search.settings({}))
+    _plain(f"output: {folder}")
+    try:
+        study = tuning.tune(search, trials, folder, _plain)
+    except KeyboardInterrupt:
+        options = {"dataset": dataset, "strategy": strategy, "trials": trials, "seed": seed, "sampler": sampler}
+        options |= {"jobs": jobs, "output": folder, "save": save}
+        words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+        words += [word for change in set_ or [] for word in ("--set", change)]
+        err.print("stopped by Ctrl-C; finished trials are kept", style="yellow")
+        err.print(f"continue with: fedhur tune {shlex.join(words)}", markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+    _plain(tuning.own_values_text(study))
+    if study.best is None:
+        why = f"all {len(study.trials)} trials failed, the last one because: {study.trials[-1].reason}"
+        err.print(why, style="red", markup=False, soft_wrap=True)
+        _plain(f"output: {folder}")
+        raise typer.Exit(1)
+    _plain(tuning.best_text(study))
+    if saved is not None:
+        write_text(saved, tuning.best_yaml(study))
+        _plain(f"saved: {saved} (--strategy {save})")
+    _plain(f"output: {folder}")
+
+
+@app.command()
+def compare(
+    names: Annotated[str, typer.Option("--strategies", metavar="A,B,...", help="Files in conf/strategy/.")],
+    dataset: Annotated[str, typer.Option(help="A file in conf/dataset/.")] = "ml-100k",
+    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Every strategy runs with each.")] = "1,2,3,4,5",
+    set_: SetOption = None,
+    runtime: Annotated[
+        Literal["local", "flower"], typer.Option(help="local: one process a run; flower: `flwr run` with Ray.")
+    ] = "local",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once (default: one a core; 1 with --runtime flower).")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Output folder (default: runs/compare-<dataset>-<time>). Completed runs in it are kept."),
+    ] = None,
+) -> None:
+    """Run strategies with several seeds; write tables of means, intervals and paired tests."""
+    import os
+
+    from fedhur_app import compare as comparison
+
+    if output is None:
+        output = Path("runs") / f"compare-{dataset}-{_now()}".replace("/", "-")
+    folder, changes = output.expanduser().resolve(), list(set_ or [])
+    try:
+        runs = comparison.plan(dataset, _listed(names), _numbers(seeds), changes, folder)
+        jobs = jobs or (1 if runtime == "flower" else os.cpu_count() or 1)
+        code = comparison.compare(runs, folder, changes, runtime, jobs, _plain)
+    except comparison.CompareError as error:
+        raise UsageError(str(error)) from error
+    raise typer.Exit(code)
+
+
+def _listed(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in _listed(text)]
+    except ValueError as error:
+        raise UsageError(f"--seeds {text}: seeds are whole numbers with commas between them, such as 1,2,3") from error
+
+
+@app.command()
 def strategies() -> None:
     """List the strategies of conf/strategy/."""
     from fedhur_app.config import available, conf_folder
@@ -285,8 +378,7 @@ def output_folder(output: Path | None, dataset: str, settings: "Settings") -> Pa
         UsageError: It holds a run already, or is a file.
     """
     if output is None:
-        moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        name = f"{dataset}-{settings.strategy}-seed{settings.seed}-{moment}".replace("/", "-")
+        name = f"{dataset}-{settings.strategy}-seed{settings.seed}-{_now()}".replace("/", "-")
         return _make_folder(Path("runs").resolve(), name)
     folder = output.expanduser().resolve()
     if folder.exists() and not folder.is_dir():
@@ -298,6 +390,10 @@ def output_folder(output: Path | None, dataset: str, settings: "Settings") -> Pa
                 f"or continue it with --resume {shlex.quote(str(folder))}"
             )
     return folder
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def _make_folder(parent: Path, name: str) -> Path:

@@ -56,9 +56,9 @@ class ClientAlgorithm:
         self.state = state
         self.round = round_
         self.device = device
+        self.report: TrainingReport | None = None
         # On a device the state holds a secret that the server does not know: without it, whoever knows the run's seed
         # could regenerate the first tables and read interactions out of an upload. In a simulation it is 0.
-        self.report: TrainingReport | None = None
         self.seed = settings.seed | state.numbers.get("secret", 0) << 32
         if "model" not in state.arrays:
             state.arrays["model"] = self.initial_model()

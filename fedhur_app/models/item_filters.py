@@ -280,12 +280,7 @@ def _inverse_or_zero(values: Tensor) -> Tensor:
 
 def _positive_eigenpairs(gram: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor]:
     """The ``rank`` largest eigenpairs of a Gram matrix (default: all) that are not zero: (n, r) and (r,)."""
-    if rank is None or rank >= len(gram):
-        # All of them: twice as fast as the solver for a part.
-        values, vectors = torch.linalg.eigh(gram)
-        values, vectors = values.flip(0), vectors.flip(1)
-    else:
-        vectors, values = dense_top_eigenpairs(gram, rank)
+    vectors, values = dense_top_eigenpairs(gram, len(gram) if rank is None else rank)
     kept = _is_positive(values)
     return vectors[:, kept], values[kept]
 
