@@ -1,11 +1,12 @@
 """Private state of a client: its tables and what it remembers between messages.
 
-Schema (version 1). Array records: `model` (every parameter of the local recommender: `users`, `items`), `best` (the
-same at the best validation round, absent while the present model is the best), `optimizer` (moments, where they are
-kept). Numbers: `client`, `trained_round` (last round in which it trained), `finished_round` (last round whose last
+Schema (version 1). Array records: `model` (every parameter of the local recommender, such as `users` and `items`),
+`best` (the same at the best validation round, absent while the present model is the best), `optimizer` (moments, where
+they are kept), and what an algorithm keeps for its next round (`start` and `guide` of GPFedRec, `labels` of CoFedRec).
+Numbers: `client`, `trained_round` (last round in which it trained), `finished_round` (last round whose last
 stage it saw), `best_round` (round of `best`).
 
-In memory the state lives in Flower's `context.state`; on disk in one .npz a client and round. It never leaves the
+In memory the state lives in Flower's `context.state` (in the local runtime beside it, as it is); on disk in one .npz a client and round. It never leaves the
 device in a message. Beside it the context holds the `place`: where the server of a simulation keeps shards and
 checkpoints, told once in the handshake.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from fedhur_app.files import read_arrays, write_arrays
 from fedhur_app.protocol import array_record, tensors_of
+from fedhur_app.runtime import InProcessContext
 
 SCHEMA = 1
 _NUMBERS = "numbers"
@@ -40,6 +42,8 @@ class ClientState:
     @classmethod
     def from_context(cls, context: Context) -> "ClientState":
         """Read the state of this node; an empty state if there is none yet."""
+        if isinstance(context, InProcessContext):
+            return context.live.copy() if context.live else cls()
         if _NUMBERS not in context.state.config_records:
             return cls()
         stored = context.state.config_records[_NUMBERS]
@@ -51,11 +55,18 @@ class ClientState:
 
     def to_context(self, context: Context) -> None:
         """Replace the node's state by this one (called only when a stage ended well)."""
+        if isinstance(context, InProcessContext):
+            context.live = self.copy()
+            return
         for name in list(context.state.array_records):
             del context.state[name]
         context.state[_NUMBERS] = ConfigRecord({"schema": SCHEMA, **self.numbers})
         for name, tensors in self.arrays.items():
             context.state[name] = array_record(tensors)
+
+    def copy(self) -> "ClientState":
+        """A state that can be changed without changing this one; tensors are shared, nobody writes into them."""
+        return ClientState({name: dict(tensors) for name, tensors in self.arrays.items()}, dict(self.numbers))
 
     def save(self, path: Path, durable: bool) -> None:
         """Write the state to `path` atomically."""

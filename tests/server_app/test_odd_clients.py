@@ -126,14 +126,16 @@ def test_no_message_holds_a_user_vector_or_a_list_of_items(strategy, tmp_path, m
     allowed = {"table", "queries"}
     for name, array, context in replies:
         assert name in allowed
-        vectors = context.state["model"]["users"].numpy()
+        vectors = ClientState.from_context(context).arrays["model"]["users"].numpy()
         held = array.tobytes()
         assert not any(vector.tobytes() in held for vector in vectors if vector.any())
         assert array.dtype.kind == "f"
     server_files = [path for path in tmp_path.rglob("*") if path.is_file() and "clients" not in path.parts]
     assert {path.name for path in server_files} == {"config.yaml", "history.jsonl", "result.json", "server.npz"}
     vectors = [
-        vector.tobytes() for context in grid.contexts.values() for vector in context.state["model"]["users"].numpy()
+        vector.tobytes()
+        for context in grid.contexts.values()
+        for vector in ClientState.from_context(context).arrays["model"]["users"].numpy()
     ]
     for path in server_files:
         content = path.read_bytes()

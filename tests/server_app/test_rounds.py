@@ -5,6 +5,7 @@ import pytest
 import torch
 import yaml
 
+from client_app.state import ClientState
 from fedhur_app import runtime
 from fedhur_app.config import available, load_settings
 from fedhur_app.data.experiment import prepare_data
@@ -118,7 +119,8 @@ def test_the_model_tested_is_that_of_the_best_validation_round(tmp_path):
     pooled = RankSums.zero(10)
     for client, context in enumerate(grid.contexts.values()):
         shard = load_shard(shard_path(folder, client))
-        users, items = (torch.tensor(context.state["best"][name].numpy()).double() for name in ("users", "items"))
+        best = ClientState.from_context(context).arrays["best"]
+        users, items = (best[name].double() for name in ("users", "items"))
         pooled += rank_sums(
             lambda rows, users=users, items=items: users[rows] @ items.T,
             [shard.train, shard.valid],
