@@ -1,8 +1,8 @@
 """Private state of a client: its tables and what it remembers between messages.
 
 Schema (version 1). Array records: `model` (every parameter of the local recommender, such as `users` and `items`),
-`best` (the same at the best validation round, absent while the present model is the best), `optimizer` (moments, where
-they are kept), and what an algorithm keeps for its next round (`start` and `guide` of GPFedRec, `labels` of CoFedRec).
+`best` (the same at the best validation round, absent while the present model is the best), `optimizer` (moments,
+where they are kept), and what an algorithm keeps for its next round (`start` and `guide` of GPFedRec, `labels` of CoFedRec).
 Numbers: `client`, `trained_round` (last round in which it trained), `finished_round` (last round whose last
 stage it saw), `best_round` (round of `best`).
 

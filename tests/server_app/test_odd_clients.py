@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from client_app.state import ClientState
 from fedhur_app import runtime
 from fedhur_app.config import load_settings
 from fedhur_app.data import experiment

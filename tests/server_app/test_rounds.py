@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from client_app.state import ClientState
