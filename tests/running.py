@@ -4,7 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedhur_app.config import available, load_settings
 from fedhur_app.runtime import LocalGrid, run_local
+
+# Tuned copies of these lie in subfolders.
+STRATEGIES = [name for name in available("strategy") if "/" not in name]
+FEDERATED = [name for name in STRATEGIES if not load_settings("synthetic", name).centralised]
 
 # Small enough for a run of a few rounds to take about a second.
 SMALL = (

@@ -24,6 +24,10 @@ from fedhur_app.config import (
 def test_every_dataset_and_strategy_file_composes():
     for dataset in available("dataset"):
         for strategy in available("strategy"):
+            if dataset == "own-data" and load_settings("synthetic", strategy).centralised:
+                with pytest.raises(ConfigError, match="needs all data in one place"):
+                    load_settings(dataset, strategy)
+                continue
             settings = load_settings(dataset, strategy)
             assert settings.strategy == strategy
             assert settings.dataset.name == dataset

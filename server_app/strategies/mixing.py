@@ -40,14 +40,11 @@ class MixingStrategy(StagedStrategy):
     def mixing(self, round_: int, replies: dict[int, Content]) -> Tensor:
         """Weights (1, K) or (K, K), float64, of the clients in the order of `replies`; rows need not sum to 1.
 
-        By default one row: training interactions, or 1 for every client that has some (`fedavg.weighting`). Where
-        nobody trained, any table is as good as another, and the first client's is kept.
+        By default one row: training interactions, or 1 for every client that has some (`fedavg.weighting`).
         """
         examples = torch.tensor([float(content.fields["examples"]) for content in replies.values()]).double()
         if self.settings.fedavg.weighting == "uniform":
             examples = (examples > 0).double()
-        if not bool(examples.any()):
-            examples[0] = 1.0
         return examples[None]
 
     # --- stages -------------------------------------------------------------------------------------------------
@@ -60,8 +57,12 @@ class MixingStrategy(StagedStrategy):
         return {client: fresh if client in self.up_to_date else stale for client in clients}
 
     def aggregate_items(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
-        """Mix the uploads."""
+        """Mix the uploads; where nobody trained, the shared table stays as it is."""
         weights = self.mixing(round_, replies)
+        if not bool(weights.any()):
+            if self.table is not None:
+                return None
+            weights[:, 0] = 1.0  # any table is as good as another: the first client's
         uploads = [content.record("table") for content in replies.values()]
         if len(weights) == 1:
             self.table = weighted_mean(weights[0], uploads)

@@ -1,5 +1,7 @@
 """Clients of every odd kind finish a run: field cases 6, 9, 12, 14 and 20."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,9 +14,7 @@ from fedhur_app.data.interactions import from_raw
 from fedhur_app.protocol import Content
 from server_app.strategies.base import Fleet
 from server_app.strategies.fedavg import Server as FedAvg
-from tests.running import history, result, run
-
-STRATEGIES = ["local", "fedavg", "fedcia", "fedhur", "fedhur-paper"]
+from tests.running import FEDERATED, history, result, run
 
 
 @pytest.fixture
@@ -31,8 +31,13 @@ def odd_data(monkeypatch):
     return data
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("split", ["random", "user-ratio", "leave-one-out", "temporal"])
+@pytest.mark.parametrize(
+    ("strategy", "split"),
+    [
+        *((strategy, "random") for strategy in FEDERATED),
+        *itertools.product(["local", "fedavg", "fedhur"], ["user-ratio", "leave-one-out", "temporal"]),
+    ],
+)
 def test_one_user_a_client_with_none_one_and_all_items(strategy, split, odd_data, tmp_path):
     run(
         tmp_path,
@@ -85,17 +90,17 @@ def fedavg(weighting="examples"):
 def test_fedavg_weighs_by_examples_and_ignores_weights_of_zero():
     server = fedavg()
     server.aggregate_items(1, {0: reply(1, 1.0), 1: reply(3, 5.0), 2: reply(0, 1e30)})
-    assert torch.equal(server.table, torch.full((2, 3), 4.0))
+    assert torch.equal(server.table["items"], torch.full((2, 3), 4.0))
     uniform = fedavg("uniform")
     uniform.aggregate_items(1, {0: reply(1, 1.0), 1: reply(3, 5.0), 2: reply(0, 1e30)})
-    assert torch.equal(uniform.table, torch.full((2, 3), 3.0))
+    assert torch.equal(uniform.table["items"], torch.full((2, 3), 3.0))
 
 
 def test_fedavg_with_weights_of_zero_only_keeps_the_old_model():
     server = fedavg()
     server.aggregate_items(1, {0: reply(2, 7.0)})
     server.aggregate_items(2, {0: reply(0, 1.0), 1: reply(0, 2.0)})
-    assert torch.equal(server.table, torch.full((2, 3), 7.0))
+    assert torch.equal(server.table["items"], torch.full((2, 3), 7.0))
 
 
 def test_fedavg_gives_a_client_that_missed_the_average_the_table_with_the_call_to_train():
@@ -108,7 +113,14 @@ def test_fedavg_gives_a_client_that_missed_the_average_the_table_with_the_call_t
         assert torch.equal(contents[client].record("table")["items"], torch.full((2, 3), 2.0))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+def user_rows(context):
+    """Bytes of every row of the client's private user tables."""
+    model = ClientState.from_context(context).arrays.get("model", {})
+    tables = [table for name, table in model.items() if name.startswith("user") and table.ndim == 2]
+    return [row.numpy().tobytes() for table in tables for row in table if row.any()]
+
+
+@pytest.mark.parametrize("strategy", FEDERATED)
 def test_no_message_holds_a_user_vector_or_a_list_of_items(strategy, tmp_path, monkeypatch):
     """Field case 20: what leaves a client is searched for its user vectors, item lists and user numbers."""
     replies = []
@@ -123,21 +135,16 @@ def test_no_message_holds_a_user_vector_or_a_list_of_items(strategy, tmp_path, m
 
     monkeypatch.setattr(runtime.LocalGrid, "_answer", spy)
     grid = run(tmp_path, strategy, "rounds=2 min_rounds=1")
-    assert (strategy == "local") == (not replies)
-    allowed = {"table", "queries"}
+    assert (load_settings("synthetic", strategy).algorithm in ("local", "gfcf")) == (not replies)
+    allowed = {"table", "queries", "basis", "factors"}
     for name, array, context in replies:
         assert name in allowed
-        vectors = ClientState.from_context(context).arrays["model"]["users"].numpy()
         held = array.tobytes()
-        assert not any(vector.tobytes() in held for vector in vectors if vector.any())
+        assert not any(vector in held for vector in user_rows(context))
         assert array.dtype.kind == "f"
     server_files = [path for path in tmp_path.rglob("*") if path.is_file() and "clients" not in path.parts]
     assert {path.name for path in server_files} == {"config.yaml", "history.jsonl", "result.json", "server.npz"}
-    vectors = [
-        vector.tobytes()
-        for context in grid.contexts.values()
-        for vector in ClientState.from_context(context).arrays["model"]["users"].numpy()
-    ]
+    vectors = [vector for context in grid.contexts.values() for vector in user_rows(context)]
     for path in server_files:
         content = path.read_bytes()
         assert not any(vector in content for vector in vectors)
