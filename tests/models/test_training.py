@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedhur_app.data.shards import UserItems
 from fedhur_app.models.mf import MatrixFactorization
 from fedhur_app.models.negatives import NegativeSampler
 from fedhur_app.models.training import DivergedError, TrainingOptions, train_locally
@@ -226,3 +227,89 @@ def test_bpr_with_adam_survives_a_step_size_of_1e3():
 def test_options_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         TrainingOptions(**wrong)
+
+
+# --- options of the baselines ----------------------------------------------------------------------------------------
+
+
+def small_model(seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    return MatrixFactorization.initialise(4, 9, 3, 0.5, generator, generator, loss="bce", user_bias=True)
+
+
+SMALL_TRAIN = UserItems(np.array([0, 3, 5, 6, 8]), np.array([0, 2, 4, 1, 8, 3, 5, 7]))
+
+
+def trained(model, alternate=False, **options):
+    return train_locally(
+        model,
+        SMALL_TRAIN,
+        NegativeSampler(SMALL_TRAIN, 9),
+        TrainingOptions(**options),
+        torch.Generator().manual_seed(5),
+        alternate=alternate,
+    )
+
+
+def test_item_tables_learn_with_their_own_rate():
+    """One step of SGD: the items move by the factor, the users do not care."""
+    start, plain, scaled = small_model(), small_model(), small_model()
+    trained(plain, optimizer="sgd", lr=0.01)
+    trained(scaled, optimizer="sgd", lr=0.01, item_lr_factor=7.0)
+    torch.testing.assert_close(scaled.items - start.items, 7 * (plain.items - start.items), rtol=1e-3, atol=1e-6)
+    assert torch.equal(scaled.users, plain.users)
+    assert torch.equal(scaled.bias, plain.bias)
+
+
+def test_alternating_takes_the_gradient_of_the_items_at_the_new_users():
+    start, both = small_model(), small_model()
+    trained(both, alternate=True, optimizer="sgd", lr=0.5)
+    generator = torch.Generator().manual_seed(5)
+    users, positives = (torch.as_tensor(column) for column in SMALL_TRAIN.pairs())
+    negatives = NegativeSampler(SMALL_TRAIN, 9).sample(users, generator)
+    gradients = start.loss_and_gradients(users, positives, negatives)[1]
+    start.users -= 0.5 * gradients["users"]
+    start.bias -= 0.5 * gradients["user_bias"]
+    start.items -= 0.5 * start.loss_and_gradients(users, positives, negatives)[1]["items"]
+    for name, tensor in both.parameters().items():
+        torch.testing.assert_close(tensor, start.parameters()[name])
+
+
+def test_alternating_calls_the_extra_term_once_a_batch_and_keeps_all_moments():
+    calls = []
+
+    def extra(parameters, items):
+        calls.append(len(items))
+        return 0.0, {}
+
+    model = small_model()
+    options = TrainingOptions(lr=0.01, batch_size=3, epochs=2)
+    report = train_locally(
+        model,
+        SMALL_TRAIN,
+        NegativeSampler(SMALL_TRAIN, 9),
+        options,
+        torch.Generator().manual_seed(5),
+        extra_gradient=extra,
+        alternate=True,
+    )
+    assert len(calls) == 2 * 3  # 8 interactions in batches of 3
+    assert {key.split("/")[1] for key in report.optimizer_state} == {"users", "user_bias", "items"}
+    assert all(float(report.optimizer_state[f"adam/{name}/step"]) == 6 for name in ("users", "user_bias", "items"))
+
+
+def test_epochs_end_when_the_loss_stands_still():
+    counted = {}
+    for tolerance in (0.0, 0.5):
+        report = trained(small_model(), lr=1e-6, epochs=5, tolerance=tolerance)
+        counted[tolerance] = int(report.item_counts.sum())
+    # Positives and negatives of 8 interactions, in five epochs or in the two that a comparison takes.
+    assert counted == {0.0: 5 * 16, 0.5: 2 * 16}
+
+
+def test_item_counts_are_positives_and_negatives():
+    report = trained(small_model(), negatives=3)
+    positives = np.bincount(SMALL_TRAIN.items, minlength=9)
+    assert int(report.item_counts.sum()) == 8 * 3 * 2
+    assert (report.item_counts.numpy() >= 3 * positives).all()
+    assert int(report.item_counts[6]) > 0, "an item that nobody has is trained on as a negative only"
