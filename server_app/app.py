@@ -129,6 +129,8 @@ def _run(grid: Grid, settings: Settings, folder: RunFolder, config: dict[str, An
     if resume:
         plain, arrays = folder.load_server()
         progress = Progress.from_plain(plain)
+    if settings.centralised:
+        say("all data in one place, as one client: %s is a reference, not a federated method", settings.strategy)
     fleet = meet(grid, settings, data, folder, progress, config)
     strategy = server_strategy(settings.algorithm)(settings, fleet, folder)
     if progress:

@@ -9,6 +9,8 @@ from fedhur_app.config import GpFedRecSettings
 from fedhur_app.protocol import Content
 from server_app.strategies.mixing import MixingStrategy, stacked, weighted_mean
 
+_COLUMNS = 1 << 14
+
 
 class Server(MixingStrategy):
     """Clients get the mean of all graph-guided tables to start from, and their own as a regulariser."""
@@ -43,14 +45,18 @@ def neighbour_weights(tables: Tensor, settings: GpFedRecSettings) -> Tensor:
         tables: (K, I, d).
         settings: The strategy's settings.
     """
-    flat = tables.flatten(1).double()
+    clients = len(tables)
+    gram = torch.zeros(clients, clients, dtype=torch.float64)
+    for block in tables.flatten(1).split(_COLUMNS, dim=1):
+        wide = block.double()  # in blocks: all tables of a thousand clients twice as wide are gigabytes
+        gram.addmm_(wide, wide.T)
     if settings.centre:
-        flat = flat - flat.mean(dim=0)
-    flat = flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    similarity = flat @ flat.T
+        mean = gram.mean(dim=1)
+        gram = gram - mean[:, None] - mean + mean.mean()
+    norms = gram.diagonal().clamp_min(1e-30).sqrt()
+    similarity = gram / (norms[:, None] * norms)
     if settings.metric == "repo":
         similarity = 1 - similarity
-    clients = len(tables)
     if settings.neighbours is None:
         linked = similarity > settings.threshold * similarity.mean()
     else:
