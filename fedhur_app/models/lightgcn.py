@@ -54,23 +54,6 @@ class LightGCN:
         self._to_users = self._compressed(columns, degrees[0], weights)
         self._to_items = self._compressed(rows[by_item], degrees[1], weights[by_item])
 
-    @classmethod
-    def initialise(
-        cls,
-        n_users: int,
-        n_items: int,
-        dim: int,
-        std: float,
-        user_generator: torch.Generator,
-        item_generator: torch.Generator,
-        train: UserItems,
-        layers: int = 3,
-        loss: Loss = "bpr",
-    ) -> "LightGCN":
-        """A model with float32 ego tables drawn as :meth:`MatrixFactorization.initialise` draws its own."""
-        start = MatrixFactorization.initialise(n_users, n_items, dim, std, user_generator, item_generator)
-        return cls(start.users, start.items, train, layers, loss)
-
     def parameters(self) -> dict[str, Tensor]:
         """The ego tables, ``"users"`` (U, d) and ``"items"`` (I, d); not copies."""
         return {"users": self.users, "items": self.items}

@@ -139,20 +139,12 @@ def test_no_warnings_and_the_same_bits_again():
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_training_separates_two_tastes(loss, optimizer):
     items = user_items(two_tastes())
-    model = LightGCN.initialise(20, 10, 4, 0.1, generator(1), generator(2), items, 2, loss)
+    start = MatrixFactorization.initialise(20, 10, 4, 0.1, generator(1), generator(2))
+    model = LightGCN(start.users, start.items, items, 2, loss)
     options = TrainingOptions(epochs=100, batch_size=16, optimizer=optimizer, lr=0.05 if optimizer == "adam" else 1.0)
     report = train_locally(model, items, NegativeSampler(items, 10), options, generator(4))
     assert report.loss_mean < 0.6 * report.first_epoch_mean
     assert separates_tastes(model.scores(torch.arange(20)))
-
-
-def test_initialise_draws_the_tables_of_matrix_factorisation():
-    train = user_items(ROWS)
-    model = LightGCN.initialise(4, N_ITEMS, 16, 0.01, generator(1), generator(9), train, 2, "mse")
-    plain = MatrixFactorization.initialise(4, N_ITEMS, 16, 0.01, generator(1), generator(9))
-    assert torch.equal(model.users, plain.users)
-    assert torch.equal(model.items, plain.items)
-    assert (model.layers, model.loss) == (2, "mse")
 
 
 @pytest.mark.parametrize(
