@@ -175,7 +175,7 @@ def tune(
         options |= {"jobs": jobs, "output": folder, "save": save}
         words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
         words += [word for change in set_ or [] for word in ("--set", change)]
-        err.print("stopped by Ctrl-C; finished trials are kept", style="yellow")
+        err.print("stopped; finished trials are kept", style="yellow")
         err.print(f"continue with: fedhur tune {shlex.join(words)}", markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
     _plain(tuning.own_values_text(study))
@@ -216,13 +216,9 @@ def compare(
     if output is None:
         output = Path("runs") / f"compare-{dataset}-{_now()}".replace("/", "-")
     folder, changes = output.expanduser().resolve(), list(set_ or [])
-    try:
-        runs = comparison.plan(dataset, _listed(names), _numbers(seeds), changes, folder)
-        jobs = jobs or (1 if runtime == "flower" else os.cpu_count() or 1)
-        code = comparison.compare(runs, folder, changes, runtime, jobs, _plain)
-    except comparison.CompareError as error:
-        raise UsageError(str(error)) from error
-    raise typer.Exit(code)
+    runs = comparison.plan(dataset, _listed(names), _numbers(seeds), changes, folder)
+    jobs = jobs or (1 if runtime == "flower" else os.cpu_count() or 1)
+    raise typer.Exit(comparison.compare(runs, folder, changes, runtime, jobs, _plain))
 
 
 def _listed(text: str) -> list[str]:
@@ -327,15 +323,16 @@ def resumed_settings(
     Raises:
         UsageError: Nothing to resume, or an option that contradicts the run's config.yaml.
     """
-    from fedhur_app.config import parse_overrides, read_config_file
+    from fedhur_app.config import flatten, parse_overrides, read_config_file
+    from fedhur_app.sweep import read_json
 
     settings = read_config_file(folder / "config.yaml")
     if not (folder / "checkpoint").is_dir():
         raise UsageError(f"{folder} holds no checkpoint: the run ended before its first round; start it anew")
-    wanted = _flatten(parse_overrides(shlex.join(changes)))
+    wanted = flatten(parse_overrides(shlex.join(changes)))
     named = {"dataset.name": dataset, "strategy": strategy, "seed": seed, "rounds": rounds}
     wanted |= {key: value for key, value in named.items() if value is not None}
-    present = _flatten(settings.model_dump())
+    present = flatten(settings.model_dump())
     for key, value in wanted.items():
         if key not in present:
             raise UsageError(f"there is no setting {key!r} in {folder / 'config.yaml'}")
@@ -347,7 +344,7 @@ def resumed_settings(
     more = wanted.get("rounds", settings.rounds)
     if not isinstance(more, int) or more < settings.rounds:
         raise UsageError(f"rounds={more}: a resumed run's rounds ({settings.rounds}) can only be raised")
-    result = _read_json(folder / "result.json")
+    result = read_json(folder / "result.json")
     completed = result.get("status") == "completed"
     if completed and result["rounds"] < settings.rounds:
         raise UsageError(
@@ -359,16 +356,6 @@ def resumed_settings(
     if more == settings.rounds:
         return settings, ""
     return settings.model_copy(update={"rounds": more}), f"rounds={more}"
-
-
-def _flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def output_folder(output: Path | None, dataset: str, settings: "Settings") -> Path:
@@ -433,6 +420,8 @@ def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path
     Returns:
         The exit status: 0 only if the run completed and wrote its result, 130 after Ctrl-C.
     """
+    from fedhur_app.sweep import read_json
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -461,7 +450,7 @@ def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path
                 raise
             failure = str(error) or type(error).__name__
     # A result.json of before a resume says nothing about this run.
-    result = _read_json(result_file) if _changed_at(result_file) != before else {}
+    result = read_json(result_file) if _changed_at(result_file) != before else {}
     if not failure and not stopped and result.get("status") == "completed":
         show_result(out, result, folder)
         return 0
@@ -700,14 +689,6 @@ def _changed_at(path: Path) -> int | None:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 if __name__ == "__main__":

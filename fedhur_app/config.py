@@ -374,7 +374,8 @@ class Settings(Section):
         return yaml.safe_dump(json.loads(self.model_dump_json()), sort_keys=False)
 
 
-class _Loader(yaml.SafeLoader):
+# libyaml reads ten times as fast where it is there.
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML 1.1 as PyYAML reads it, except that `1e-3` is a number (PyYAML takes it for a string)."""
 
 
@@ -473,6 +474,14 @@ def parse_overrides(text: str) -> dict[str, Any]:
                 raise ConfigError(f"override {word!r}: {part!r} was given a value and is used as a section")
         node[leaf] = parsed
     return nested
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of a nested mapping by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -8,25 +8,14 @@ what had ended already (`trial.json`), runs the rest, and is the same study as o
 Test metrics lie in the trials' own `result.json`; nothing here reads them.
 """
 
-import contextlib
-import csv
-import fcntl
-import io
 import json
-import math
 import os
 import re
 import shlex
-import shutil
-import signal
-import subprocess
-import sys
 import textwrap
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,216 +26,32 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from fedhur_app.compute import resolve_device
-from fedhur_app.config import ConfigError, Settings, conf_folder, load_settings, nearest, parse_overrides, parse_yaml
+from fedhur_app.config import ConfigError, Settings, conf_folder, flatten, load_settings, parse_overrides, parse_yaml
 from fedhur_app.data.experiment import OWN_DATA, prepare_data
 from fedhur_app.files import write_json, write_text
-from fedhur_app.flower_runner import _signals_raise
+from fedhur_app.reporting.tables import Table, to_csv, to_markdown
+from fedhur_app.search_space import Space, decode, encode, load_space, suggest
 from fedhur_app.seeding import numpy_generator
+from fedhur_app.sweep import (
+    OF_EVERY_RUN,
+    Ended,
+    Say,
+    SweepError,
+    as_json,
+    collected_signals,
+    locked,
+    read_json,
+    run_all,
+    run_command,
+    set_items,
+    shown,
+)
 
-# Of every trial: many run side by side, and none is ever resumed.
-TRIAL_OVERRIDES = {"server.threads": 1, "server.checkpoint_every": 0}
-POLL_SECONDS = 0.1
-STOP_SECONDS = 5.0  # between asking trials to end and forcing them
 SHOWN_TRIALS = 10  # rows of summary.md
 FEWEST_STARTUP_TRIALS = 5
 
-# Trials with other values of these would not be judged by the same measure.
-_MEASURE = ("dataset", "evaluation")
 _SAVED_MARK = " tuned on "
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-
-
-class StudyError(ConfigError):
-    """A study that cannot be made or does not fit the command; the text says what to do."""
-
-
-# --- the space ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Choices:
-    """A setting that takes one of some values (any YAML values)."""
-
-    values: tuple[Any, ...]
-
-    def contains(self, value: Any) -> bool:
-        """Whether `value` is one of the choices; 1 and true are different values."""
-        return _text(value) in map(_text, self.values)
-
-    def plain(self) -> list[Any]:
-        """As in the YAML file."""
-        return list(self.values)
-
-
-@dataclass(frozen=True)
-class Range:
-    """A setting that takes a number between two bounds.
-
-    Attributes:
-        low: Smallest value.
-        high: Largest value.
-        log: Whether the logarithm is drawn evenly.
-        step: Distance of neighbouring values from `low` on; None: any number, or any whole number.
-    """
-
-    low: int | float
-    high: int | float
-    log: bool = False
-    step: int | float | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether only whole numbers are drawn."""
-        return all(isinstance(number, int) for number in (self.low, self.high, self.step or 1))
-
-    def contains(self, value: Any) -> bool:
-        """Whether `value` can be drawn."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
-            return False
-        step = self.step or (1 if self.whole else None)
-        return step is None or _is_multiple(value - self.low, step)
-
-    def plain(self) -> dict[str, Any]:
-        """As in the YAML file, without what has its default."""
-        content: dict[str, Any] = {"low": self.low, "high": self.high}
-        return content | ({"log": True} if self.log else {}) | ({} if self.step is None else {"step": self.step})
-
-
-Space = dict[str, Choices | Range]
-
-
-def load_space(strategy: str, dataset: str = "ml-100k", changes: Sequence[str] = ()) -> Space:
-    """The settings that are tried for a strategy, from conf/search/<strategy>.yaml.
-
-    Every choice and both ends of every range are tried out: beside the strategy's other values they must give valid
-    settings. Combinations of several values can be checked only when they are drawn.
-
-    Args:
-        strategy: Name of a file in conf/strategy/ and in conf/search/.
-        dataset: Name of a file in conf/dataset/.
-        changes: Items `key=value` that hold for all trials. Settings among them are fixed: they leave the space.
-
-    Returns:
-        By dotted setting, in alphabetical order; values have the type that the setting has.
-
-    Raises:
-        ConfigError: There is no such file, or an entry has a wrong form, an unknown setting or an impossible value;
-            the text names it.
-    """
-    load_settings(dataset, strategy, overrides=shlex.join(changes))
-    folder = conf_folder() / "search"
-    names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
-    path = folder / f"{strategy}.yaml"
-    if strategy not in names:
-        raise ConfigError(
-            f"strategy {strategy!r} has no search space: {path} does not exist{nearest(strategy, names) or '.'} "
-            f"Strategies that have one: {', '.join(names)}"
-        )
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(content, dict) or not content:
-        raise ConfigError(f"{path} must hold a mapping from settings to what is tried for them")
-
-    def compose(key: str, value: Any) -> Any:
-        """The value as the setting takes it."""
-        try:
-            settings = load_settings(dataset, strategy, overrides=shlex.join([*changes, *_items({key: value})]))
-        except ConfigError as error:
-            raise ConfigError(f"{path}, {key}={_text(value)}: {error}") from error
-        return _setting(settings, key)
-
-    fixed = _leaves(parse_overrides(shlex.join(changes)))
-    space: Space = {}
-    for key in sorted(map(str, content)):
-        if key.split(".")[0] in _MEASURE:
-            raise ConfigError(f"{path}: {key} cannot be searched, its values are not judged by the same measure")
-        if key in TRIAL_OVERRIDES:
-            raise ConfigError(f"{path}: {key} cannot be searched, it is {TRIAL_OVERRIDES[key]} in every trial")
-        entry = _entry(f"{path}: {key}", content.get(key))
-        if key not in fixed:
-            space[key] = _typed(f"{path}: {key}", entry, partial(compose, key))
-    if not space:
-        raise ConfigError(f"nothing is left to search: --set fixes every setting of {path}")
-    return space
-
-
-def _entry(where: str, entry: Any) -> Choices | Range:
-    """One entry of the file, its form checked."""
-    if isinstance(entry, list) and entry:
-        return Choices(tuple(entry))
-    form = "a list of choices, or a range such as {low: 0.01, high: 1.0, log: true} or {low: 1, high: 9, step: 2}"
-    if not isinstance(entry, dict) or not {"low", "high"} <= entry.keys() <= {"low", "high", "log", "step"}:
-        raise ConfigError(f"{where} must have {form}, not {entry!r}")
-    low, high, log, step = entry["low"], entry["high"], entry.get("log", False), entry.get("step")
-    for name, number in (("low", low), ("high", high), ("step", 1 if step is None else step)):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise ConfigError(f"{where}: {name} is {number!r}, it must be a number")
-    if not isinstance(log, bool):
-        raise ConfigError(f"{where}: log is {log!r}, it must be true or false")
-    if low > high:
-        raise ConfigError(f"{where}: low ({low}) is above high ({high})")
-    if log and low <= 0:
-        raise ConfigError(f"{where}: a logarithmic range needs low above 0, not {low}")
-    if step is not None and (log or step <= 0 or not _is_multiple(high - low, step)):
-        raise ConfigError(f"{where}: step must be above 0, lead from low to high in whole steps, and goes without log")
-    return Range(low, high, log, step)
-
-
-def _typed(where: str, entry: Choices | Range, compose: Callable[[Any], Any]) -> Choices | Range:
-    """An entry with values as the setting takes them, each of them tried out by `compose`."""
-    if isinstance(entry, Choices):
-        values = tuple(map(compose, entry.values))
-        if any(isinstance(value, dict) for value in values):
-            raise ConfigError(f"{where} is a section: name the settings in it one by one")
-        if len(set(map(_text, values))) < len(values):
-            raise ConfigError(f"{where} has a choice twice")
-        return Choices(values)
-    ends = compose(entry.low), compose(entry.high)
-    if entry.whole and entry.step is None and isinstance(ends[0], float):
-        raise ConfigError(
-            f"{where} is a real number, and a range with whole ends tries whole numbers only: write {ends[0]} and "
-            f"{ends[1]}, or add step: 1"
-        )
-    return entry
-
-
-def suggest(trial: optuna.trial.BaseTrial, space: Space) -> dict[str, Any]:
-    """Let a trial choose a value for every setting of a space.
-
-    Args:
-        trial: An Optuna trial. Choices reach it as JSON texts, since Optuna stores lists and nulls badly.
-        space: From :func:`load_space`.
-
-    Returns:
-        Value by dotted setting.
-    """
-    values: dict[str, Any] = {}
-    for key, entry in space.items():
-        if isinstance(entry, Choices):
-            values[key] = json.loads(trial.suggest_categorical(key, list(map(_text, entry.values))))
-        elif entry.whole:
-            values[key] = trial.suggest_int(
-                key, int(entry.low), int(entry.high), step=int(entry.step or 1), log=entry.log
-            )
-        else:
-            values[key] = trial.suggest_float(key, entry.low, entry.high, step=entry.step, log=entry.log)
-    return values
-
-
-def _encode(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as Optuna's parameters."""
-    encoded: dict[str, Any] = {}
-    for key, entry in space.items():
-        value = values[key]
-        encoded[key] = _text(value) if isinstance(entry, Choices) else int(value) if entry.whole else float(value)
-    return encoded
-
-
-def _decode(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Values from Optuna's parameters."""
-    return {key: json.loads(params[key]) if isinstance(space[key], Choices) else params[key] for key in space}
 
 
 # --- a study ------------------------------------------------------------------------------------------------------
@@ -278,7 +83,7 @@ class Search:
         Raises:
             ConfigError: They are impossible.
         """
-        return load_settings(self.dataset, self.strategy, self.seed, shlex.join([*self.changes, *_items(values)]))
+        return load_settings(self.dataset, self.strategy, self.seed, shlex.join([*self.changes, *set_items(values)]))
 
 
 @dataclass(frozen=True)
@@ -330,7 +135,7 @@ class Study:
         return max(complete, key=lambda trial: (trial.value, -trial.number), default=None)
 
 
-def tune(search: Search, trials: int, folder: Path, say: Callable[[str], None]) -> Study:
+def tune(search: Search, trials: int, folder: Path, say: Say) -> Study:
     """Make a study of `trials` finished trials in `folder`, or go on with the one that is there.
 
     After every batch `folder` holds trials.csv, summary.md and, once a trial succeeded, best.yaml. A trial that fails
@@ -348,24 +153,23 @@ def tune(search: Search, trials: int, folder: Path, say: Callable[[str], None]) 
     Raises:
         ConfigError: Impossible settings or space; a study in `folder` that another command made.
         DataError: The data cannot be had.
+        KeyboardInterrupt: A signal stopped the search: Ctrl-C, SIGTERM or SIGHUP.
     """
-    for key in _leaves(parse_overrides(shlex.join(search.changes))):
-        if key in TRIAL_OVERRIDES:
-            raise StudyError(
-                f"--set {key} has no effect here: it is {TRIAL_OVERRIDES[key]} in every trial; leave it out"
-            )
+    for key in flatten(parse_overrides(shlex.join(search.changes))):
+        if key in OF_EVERY_RUN:
+            raise SweepError(f"--set {key} has no effect here: it is {OF_EVERY_RUN[key]} in every trial; leave it out")
     own = search.settings({})
     space = load_space(search.strategy, search.dataset, search.changes)
     if own.dataset.name == OWN_DATA:
-        raise StudyError(f"{OWN_DATA} lies on the devices: settings can only be tuned on data that are here")
+        raise SweepError(f"{OWN_DATA} lies on the devices: settings can only be tuned on data that are here")
     resolve_device(own.device)
-    folder.mkdir(parents=True, exist_ok=True)
-    with _signals_raise(), _lock(folder) as lock:
+    with locked(folder, "tune") as lock:
         jobs, startup_trials = _open(folder, search, space, own, trials)
         prepare_data(own)  # once, and not by all trials of the first batch at the same time
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         journal = _journal(folder)
-        default = {key: _setting(own, key) for key in space}
+        values = flatten(own.model_dump())
+        default = {key: values[key] for key in space}
         outside = [key for key in space if not space[key].contains(default[key])]
         study = Study(replace(search, jobs=jobs), space, f"ndcg@{own.evaluation.k}", outside, [])
 
@@ -376,16 +180,17 @@ def tune(search: Search, trials: int, folder: Path, say: Callable[[str], None]) 
             say(f"going on after {len(journal.trials)} finished trials")
         elif outside:
             say(f"the strategy's own values are not tried: {_outside_text(outside, own)}")
-        while (done := len(journal.trials)) < trials:
-            start = done - done % jobs
-            sampler = _sampler(search, startup_trials, start)
-            batch = draw(space, journal.trials[:start], sampler, jobs, None if outside else default)
-            wanted = {trial.number: _decode(space, trial.params) for trial in batch[done - start : trials - start]}
-            ended = _run_batch(stored(), folder, wanted, trials, lock, say)
-            for trial in batch:
-                if trial.number in ended:
-                    journal.add_trial(_to_stored(ended[trial.number], trial))
-            write_outputs(stored(), folder)
+        with collected_signals() as signals:
+            while (done := len(journal.trials)) < trials:
+                start = done - done % jobs
+                sampler = _sampler(search, startup_trials, start)
+                batch = draw(space, journal.trials[:start], sampler, jobs, None if outside else default)
+                wanted = {trial.number: decode(space, trial.params) for trial in batch[done - start : trials - start]}
+                ended = _run_batch(stored(), folder, wanted, trials, lock, signals, say)
+                for trial in batch:
+                    if trial.number in ended:
+                        journal.add_trial(_to_stored(ended[trial.number], trial))
+                write_outputs(stored(), folder)
         write_outputs(stored(), folder)
         return stored()
 
@@ -409,7 +214,7 @@ def draw(
     scratch = optuna.create_study(direction="maximize", sampler=sampler)
     scratch.add_trials(history)
     if first is not None and not history:
-        scratch.enqueue_trial(_encode(space, first))
+        scratch.enqueue_trial(encode(space, first))
     batch = []
     for _ in range(size):
         trial = scratch.ask()
@@ -429,23 +234,6 @@ def _sampler(search: Search, startup_trials: int, start: int) -> optuna.samplers
         return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup_trials, constant_liar=True)
 
 
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[int]:
-    """Keep other processes out of a study's folder; gives the descriptor that holds the lock.
-
-    Trials inherit it, so that trials which outlive a killed search keep a second one out until they have ended.
-    """
-    with (folder / "study.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StudyError(
-                f"another `fedhur tune`, or a trial that one left behind, is at work in {folder}: wait for its end, or "
-                "choose another --output"
-            ) from error
-        yield file.fileno()
-
-
 def _open(folder: Path, search: Search, space: Space, own: Settings, trials: int) -> tuple[int, int]:
     """Write study.yaml, or compare with the one that is there.
 
@@ -453,7 +241,7 @@ def _open(folder: Path, search: Search, space: Space, own: Settings, trials: int
         Trials side by side, and trials that are drawn at random before TPE sets in: as the study began.
 
     Raises:
-        StudyError: The study there is another one; the text names the difference.
+        SweepError: The study there is another one; the text names the difference.
     """
     path = folder / "study.yaml"
     content: dict[str, Any] = {
@@ -472,7 +260,7 @@ def _open(folder: Path, search: Search, space: Space, own: Settings, trials: int
         return content["jobs"], content["startup_trials"]
     there = parse_yaml(path.read_text(encoding="utf-8"))
     if not isinstance(there, dict) or there.keys() != content.keys():
-        raise StudyError(f"{path} is damaged or of another version of fedhur: choose another --output")
+        raise SweepError(f"{path} is damaged or of another version of fedhur: choose another --output")
     if search.jobs is None:
         content["jobs"] = there["jobs"]
     for name in ("dataset", "strategy", "seed", "sampler", "jobs"):
@@ -484,17 +272,17 @@ def _open(folder: Path, search: Search, space: Space, own: Settings, trials: int
     for key in sorted(there["space"].keys() | space.keys()):
         before, now = (one["space"].get(key, "nothing") for one in (there, content))
         if before != now:
-            raise _other_study(folder, f"another search space: {key} had {_text(before)}, now has {_text(now)}")
+            raise _other_study(folder, f"another search space: {key} had {as_json(before)}, now has {as_json(now)}")
     # Settings that one of the two versions of conf/ does not know cannot be compared.
-    old, new = _leaves(there["settings"]), _leaves(content["settings"])
+    old, new = flatten(there["settings"]), flatten(content["settings"])
     for key in sorted(old.keys() & new.keys()):
         if old[key] != new[key]:
-            raise _other_study(folder, f"{key}={_text(old[key])}, which conf/ now has as {_text(new[key])}")
+            raise _other_study(folder, f"{key}={as_json(old[key])}, which conf/ now has as {as_json(new[key])}")
     return there["jobs"], there["startup_trials"]
 
 
-def _other_study(folder: Path, difference: str) -> StudyError:
-    return StudyError(f"{folder} holds a study with {difference}: give the same again, or choose another --output")
+def _other_study(folder: Path, difference: str) -> SweepError:
+    return SweepError(f"{folder} holds a study with {difference}: give the same again, or choose another --output")
 
 
 def _journal(folder: Path) -> optuna.Study:
@@ -521,7 +309,7 @@ def _to_stored(trial: Trial, drawn: optuna.Trial) -> FrozenTrial:
 
 def _from_stored(stored: FrozenTrial, space: Space) -> Trial:
     state: Literal["COMPLETE", "FAIL"] = "COMPLETE" if stored.state == TrialState.COMPLETE else "FAIL"
-    return Trial(stored.number, _decode(space, stored.params), state, stored.value, **stored.user_attrs)
+    return Trial(stored.number, decode(space, stored.params), state, stored.value, **stored.user_attrs)
 
 
 # --- trials -------------------------------------------------------------------------------------------------------
@@ -529,19 +317,8 @@ def _from_stored(stored: FrozenTrial, space: Space) -> Trial:
 
 def trial_command(search: Search, values: Mapping[str, Any], folder: Path) -> list[str]:
     """The command that runs one trial into `folder`."""
-    command = [
-        *(sys.executable, "-P", "-m", "fedhur_app.cli", "run", "--runtime", "local"),
-        *("--dataset", search.dataset, "--strategy", search.strategy),
-        *("--seed", str(search.seed), "--output", str(folder)),
-    ]
-    for item in [*search.changes, *_items(values), *_items(TRIAL_OVERRIDES)]:
-        command += ["--set", item]
-    return command
-
-
-def trial_folder(folder: Path, number: int) -> Path:
-    """Output folder of a trial's run."""
-    return folder / "trials" / f"{number:05d}"
+    changes = [*search.changes, *set_items(values), *set_items(OF_EVERY_RUN)]
+    return run_command(search.dataset, search.strategy, search.seed, folder, changes)
 
 
 def _run_batch(
@@ -550,7 +327,8 @@ def _run_batch(
     wanted: dict[int, dict[str, Any]],
     total: int,
     lock: int,
-    say: Callable[[str], None],
+    signals: list[int],
+    say: Say,
 ) -> dict[int, Trial]:
     """Run the trials of a batch side by side, but for those that had ended before an interruption.
 
@@ -560,91 +338,59 @@ def _run_batch(
         wanted: Values by number of the trial.
         total: Trials of the whole search, for the lines that are said.
         lock: Descriptor that trials inherit.
+        signals: Those that came; one of them stops the trials.
         say: Takes a line as each trial ends.
 
     Returns:
         The finished trials by number.
-    """
-    ended: dict[int, Trial] = {}
-    running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
 
-    def finish(trial: Trial) -> None:
-        write_json(trial_folder(folder, trial.number) / "trial.json", asdict(trial))
-        ended[trial.number] = trial
-        so_far = replace(study, trials=[*study.trials, *ended.values()])
+    Raises:
+        KeyboardInterrupt: A signal stopped trials.
+    """
+    finished: dict[int, Trial] = {}
+    waiting: dict[Path, int] = {}
+
+    def finish(trial: Trial, output: Path) -> None:
+        write_json(output / "trial.json", asdict(trial))
+        finished[trial.number] = trial
+        so_far = replace(study, trials=[*study.trials, *finished.values()])
         say(_line(so_far, trial, total))
 
-    try:
-        for number, values in wanted.items():
-            output = trial_folder(folder, number)
-            before = _read_json(output / "trial.json")
-            if before.get("values") == values:
-                ended[number] = Trial(**before)
-                continue
-            shutil.rmtree(output, ignore_errors=True)
-            output.mkdir(parents=True)
-            try:
-                study.search.settings(values)
-            except ConfigError as error:  # values that are possible one by one, but not together
-                finish(Trial(number, values, "FAIL", None, None, 0.0, str(error)))
-                continue
-            with (output / "stderr.log").open("wb") as stderr:
-                process = subprocess.Popen(
-                    trial_command(study.search, values, output),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=stderr,
-                    env=_environment(),
-                    pass_fds=(lock,),
-                    start_new_session=True,  # Ctrl-C is for this process, which then stops the trials
-                )
-            running[number] = process, time.perf_counter()
-        while running:
-            time.sleep(POLL_SECONDS)
-            for number, (process, started) in list(running.items()):
-                if process.poll() is not None:
-                    del running[number]
-                    seconds = time.perf_counter() - started
-                    output = trial_folder(folder, number)
-                    finish(_outcome(number, wanted[number], output, study.metric, process.returncode, seconds))
-    finally:
-        _stop([process for process, _ in running.values()])
-    return ended
+    def command(output: Path) -> list[str]:
+        return trial_command(study.search, wanted[waiting[output]], output)
 
+    def ended(run: Ended) -> None:
+        number = waiting[run.folder]
+        finish(_outcome(number, wanted[number], study.metric, run), run.folder)
 
-def _environment() -> dict[str, str]:
-    """For trials: the code of this process, whatever the working directory holds."""
-    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + STOP_SECONDS
-    for process in processes:
+    for number, values in wanted.items():
+        output = folder / "trials" / f"{number:05d}"
+        before = read_json(output / "trial.json")
+        if before.get("values") == values:
+            finished[number] = Trial(**before)
+            continue
         try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            study.search.settings(values)
+        except ConfigError as error:  # values that are possible one by one, but not together
+            finish(Trial(number, values, "FAIL", None, None, 0.0, str(error)), output)
+        else:
+            waiting[output] = number
+    if run_all(waiting, command, len(waiting), ended, lock, signals, say):
+        raise KeyboardInterrupt
+    return finished
 
 
-def _outcome(number: int, values: dict[str, Any], output: Path, metric: str, status: int, seconds: float) -> Trial:
+def _outcome(number: int, values: dict[str, Any], metric: str, run: Ended) -> Trial:
     """What a run that has ended says about its validation."""
-    result = _read_json(output / "result.json")
+    result = read_json(run.folder / "result.json")
     if result.get("status") == "completed":
         value = result["validation"].get(metric)
         if value is not None:
-            return Trial(number, values, "COMPLETE", value, result["best_round"], seconds, "")
+            return Trial(number, values, "COMPLETE", value, result["best_round"], run.seconds, "")
         reason = "no user has validation items"
-    elif status < 0:
-        reason = f"the run was ended by {signal.Signals(-status).name}"
     else:
-        lines = (output / "stderr.log").read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        reason = result.get("reason") or last or f"the run ended with status {status} and without a result"
-    return Trial(number, values, "FAIL", None, None, seconds, reason)
+        reason = result.get("reason") or run.reason
+    return Trial(number, values, "FAIL", None, None, run.seconds, reason)
 
 
 def _line(study: Study, trial: Trial, total: int) -> str:
@@ -673,24 +419,24 @@ def best_yaml(study: Study) -> str:
     """The best trial as a strategy: its own YAML with the items of --set and the best values.
 
     With it as conf/strategy/<name>.yaml a run has the settings of the best trial, but for those of all trials
-    (:data:`TRIAL_OVERRIDES`).
+    (:data:`OF_EVERY_RUN`).
 
     Raises:
-        StudyError: No trial succeeded.
+        SweepError: No trial succeeded.
     """
     search, best = study.search, study.best
     if best is None:
-        raise StudyError("no trial succeeded: there are no best values")
+        raise SweepError("no trial succeeded: there are no best values")
     own = parse_yaml((conf_folder() / "strategy" / f"{search.strategy}.yaml").read_text(encoding="utf-8"))
-    given = _leaves(own or {}) | _leaves(parse_overrides(shlex.join(search.changes)))
-    settings = search.settings(best.values)
+    given = flatten(own or {}) | flatten(parse_overrides(shlex.join(search.changes)))
+    settings = flatten(search.settings(best.values).model_dump())
     content: dict[str, Any] = {}
     for key in dict.fromkeys(["algorithm", *given, *study.space]):
         *path, leaf = key.split(".")
         node = content
         for part in path:
             node = node.setdefault(part, {})
-        node[leaf] = _setting(settings, key)
+        node[leaf] = settings[key]
     head = f"# {_title(study)}, validation {study.metric} {best.value:.4f}\n"
     return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
 
@@ -702,13 +448,13 @@ def saved_path(name: str) -> Path:
         name: Such as `tuned/ml-100k/fedavg`.
 
     Raises:
-        StudyError: No name of a strategy, or that of one which was not written by a search.
+        SweepError: No name of a strategy, or that of one which was not written by a search.
     """
     if not _NAME.fullmatch(name):
-        raise StudyError(f"--save {name!r} is no name of a strategy: give one such as tuned/ml-100k/fedavg")
+        raise SweepError(f"--save {name!r} is no name of a strategy: give one such as tuned/ml-100k/fedavg")
     path = conf_folder() / "strategy" / f"{name}.yaml"
     if path.is_file() and _SAVED_MARK not in path.read_text(encoding="utf-8").partition("\n")[0]:
-        raise StudyError(f"--save {name!r} would overwrite {path}, which no search has written: choose another name")
+        raise SweepError(f"--save {name!r} would overwrite {path}, which no search has written: choose another name")
     return path
 
 
@@ -719,33 +465,30 @@ def _title(study: Study) -> str:
 
 
 def _csv(study: Study) -> str:
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["number", "state", "value", "best_round", "seconds", *study.space, "reason"])
-    for trial in study.trials:
-        values = [_shown(trial.values[key]) for key in study.space]
-        seconds = f"{trial.seconds:.1f}"
-        writer.writerow([trial.number, trial.state, trial.value, trial.best_round, seconds, *values, trial.reason])
-    return table.getvalue()
+    return to_csv(
+        ["number", "state", "value", "best_round", "seconds", *study.space, "reason"],
+        [
+            [t.number, t.state, t.value, t.best_round, f"{t.seconds:.1f}", *map(shown, t.values.values()), t.reason]
+            for t in study.trials
+        ],
+    )
 
 
 def _summary(study: Study) -> str:
-    failed = [trial for trial in study.trials if trial.value is None]
-    lines = [f"# {_title(study)}", "", f"Judged by the validation {study.metric} of each trial's best round.", ""]
-    lines += [f"- {own_values_text(study)}"]
+    notes = [own_values_text(study)]
     if study.best:
-        lines += [f"- {best_text(study)}. The highest of several values is an optimistic estimate."]
+        notes.append(f"{best_text(study)}. The highest of several values is an optimistic estimate.")
+    complete = [trial for trial in study.trials if trial.value is not None]
+    failed = len(study.trials) - len(complete)
     if failed:
-        lines += [f"- {len(failed)} failed; trials.csv says why."]
-    if study.best:
-        names = ["trial", f"validation {study.metric}", "best round", "seconds", *study.space]
-        lines += ["", f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}"]
-        complete = [trial for trial in study.trials if trial.value is not None]
-        for trial in sorted(complete, key=lambda trial: (-(trial.value or 0.0), trial.number))[:SHOWN_TRIALS]:
-            cells = [trial.number, f"{trial.value:.4f}", trial.best_round, f"{trial.seconds:.0f}"]
-            cells += [_brief(trial.values[key]) for key in study.space]
-            lines += [f"| {' | '.join(map(str, cells))} |"]
-    return "\n".join(lines) + "\n"
+        notes.append(f"{failed} failed; trials.csv says why.")
+    rows = [
+        [str(t.number), f"{t.value:.4f}", str(t.best_round), f"{t.seconds:.0f}", *map(_brief, t.values.values())]
+        for t in sorted(complete, key=lambda trial: (-(trial.value or 0.0), trial.number))[:SHOWN_TRIALS]
+    ]
+    head = ["trial", f"validation {study.metric}", "best round", "seconds", *study.space]
+    title = f"The best trials by the validation {study.metric} of their best round"
+    return to_markdown(_title(study), [Table(title, head, rows, 0, set())] if rows else [], notes)
 
 
 def best_text(study: Study) -> str:
@@ -766,8 +509,9 @@ def own_values_text(study: Study) -> str:
 
 
 def _outside_text(outside: list[str], own: Settings) -> str:
-    values = values_text({key: _setting(own, key) for key in outside})
-    return f"{values} lie{'s' if len(outside) == 1 else ''} outside the search space"
+    values = flatten(own.model_dump())
+    named = values_text({key: values[key] for key in outside})
+    return f"{named} lie{'s' if len(outside) == 1 else ''} outside the search space"
 
 
 def values_text(values: Mapping[str, Any]) -> str:
@@ -776,45 +520,4 @@ def values_text(values: Mapping[str, Any]) -> str:
 
 
 def _brief(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else _shown(value)
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else _text(value)
-
-
-def _text(value: Any) -> str:
-    """JSON, which is also YAML. What JSON does not know is no value of any setting, and becomes a text."""
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _items(values: Mapping[str, Any]) -> list[str]:
-    """Values as items of --set."""
-    return [f"{key}={_text(value)}" for key, value in values.items()]
-
-
-def _setting(settings: Settings, key: str) -> Any:
-    value: Any = settings.model_dump()
-    for part in key.split("."):
-        value = value[part]
-    return value
-
-
-def _leaves(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted setting."""
-    leaves: dict[str, Any] = {}
-    for key, value in nested.items():
-        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return leaves
-
-
-def _is_multiple(distance: float, step: float) -> bool:
-    return abs(distance / step - round(distance / step)) < 1e-9
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return f"{value:.4g}" if isinstance(value, float) else shown(value)

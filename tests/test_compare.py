@@ -1,9 +1,9 @@
 import csv
-import fcntl
 import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -21,12 +21,13 @@ from typer.testing import CliRunner, Result
 
 from fedhur_app import compare
 from fedhur_app.cli import app
-from fedhur_app.compare import CompareError, Outcome, Run, paired_tests, plan, write_report
+from fedhur_app.compare import plan
 from fedhur_app.config import ConfigError, load_settings
-from tests.running import SMALL
+from fedhur_app.reporting.outcomes import Run
+from fedhur_app.sweep import OUTPUT_LOG, SweepError, locked
+from tests import running
 
-# The last one makes fedcia-paper diverge; nothing else uses it.
-CHANGES = [*SMALL.split(), "rounds=2", "min_rounds=1", "align.step_size=1e6"]
+CHANGES = [*running.SMALL.split(), "rounds=2", "min_rounds=1"]
 SET = [word for change in CHANGES for word in ("--set", change)]
 
 
@@ -42,8 +43,16 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A comparison of two strategies with two seeds, and what it printed."""
+    """A comparison of two strategies with two seeds, and what it printed.
+
+    The last of the four runs is made by the comparison. The others lie there already, made in this process: a process
+    of its own spends seconds on imports.
+    """
     folder = tmp_path_factory.mktemp("compare") / "out"
+    for strategy, seed in (("local", 1), ("fedavg", 1), ("local", 2)):
+        made = folder / "runs" / strategy / f"seed-{seed}"
+        running.run(made, strategy, shlex.join([*CHANGES, *compare.CHANGES]), seed=seed)
+        (made / OUTPUT_LOG).touch()
     shown = invoke(folder)
     assert shown.exit_code == 0, shown.output
     return folder, shown.output
@@ -75,7 +84,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
 # --- real runs ------------------------------------------------------------------------------------------------------
 
 
-def test_every_run_is_a_row_and_prints_a_line(compared: tuple[Path, str]) -> None:
+def test_every_run_is_a_row(compared: tuple[Path, str]) -> None:
     folder, shown = compared
     rows = rows_of(folder / "results.csv")
     assert [(row["strategy"], row["seed"]) for row in rows] == [
@@ -92,12 +101,12 @@ def test_every_run_is_a_row_and_prints_a_line(compared: tuple[Path, str]) -> Non
             assert float(row[name]) == result[name]
         # Six clients, two rounds.
         assert float(row["bytes_up_per_client_round"]) == pytest.approx(result["bytes_up"] / 12)
-        line = rf"^\[\d/4\] {row['strategy']} seed {row['seed']}: test ndcg@10 {result['test']['ndcg@10']:.4f}, \d+ s$"
-        assert re.search(line, shown, re.MULTILINE)
         settings = yaml.safe_load((run / "config.yaml").read_text())["settings"]
         assert settings["server"] | {"threads": 1, "checkpoint_every": 0} == settings["server"]
         assert not (run / "checkpoint").exists()
-    assert sorted(re.findall(r"^\[(\d)/4\]", shown, re.MULTILINE)) == ["1", "2", "3", "4"]
+    assert "\n3 of 4 runs are completed already\n" in shown
+    line = rf"^\[4/4\] fedavg seed 2: test ndcg@10 {float(rows[-1]['test_ndcg@10']):.4f}, \d+ s$"
+    assert re.findall(r"^\[.*", shown, re.MULTILINE) == re.findall(line, shown, re.MULTILINE)
 
 
 def test_the_summary_is_over_seeds(compared: tuple[Path, str]) -> None:
@@ -158,14 +167,16 @@ def test_the_same_command_again_runs_nothing(earlier: Path, processes: Callable[
     assert {name: (earlier / name).read_bytes() for name in tables} == tables
 
 
-def test_a_run_that_diverges_does_not_lose_the_others(earlier: Path) -> None:
+def test_a_run_that_fails_does_not_lose_the_others(earlier: Path, processes: Callable[[str], list[str]]) -> None:
     kept = (earlier / "runs" / "local" / "seed-1" / "result.json").read_bytes()
+    content = {"status": "failed", "reason": "client 0: the loss is not finite\nTraceback"}
+    processes(f"import sys; open(sys.argv[1] + '/result.json', 'w').write({json.dumps(content)!r}); sys.exit(1)")
     shown = invoke(earlier, "local,fedcia-paper", "1")
     assert shown.exit_code == 1
-    assert re.search(r"^\[2/2\] fedcia-paper seed 1 failed: client 0.* is not finite", shown.output, re.MULTILINE)
+    assert "\n[2/2] fedcia-paper seed 1 failed: client 0: the loss is not finite\n" in shown.output
     rows = rows_of(earlier / "results.csv")
     assert [row["status"] for row in rows] == ["completed", "failed"]
-    assert "is not finite" in rows[1]["reason"]
+    assert rows[1]["reason"] == "client 0: the loss is not finite"
     assert "- fedcia-paper seed 1 failed and is left out: client 0" in (earlier / "table.md").read_text()
     assert "fedcia-paper seed 1 failed" in (earlier / "table.tex").read_text()
     assert (earlier / "runs" / "local" / "seed-1" / "result.json").read_bytes() == kept
@@ -217,9 +228,9 @@ def test_unfinished_and_damaged_runs_are_run_again(
     shown = invoke(earlier)
     assert started == ["fedavg seed 1"]
     assert shown.exit_code == 1
-    assert sorted(path.name for path in folder.iterdir()) == [compare.OUTPUT_LOG]
+    assert sorted(path.name for path in folder.iterdir()) == [OUTPUT_LOG]
     assert "3 of 4 runs are completed already" in shown.output
-    assert f"[4/4] fedavg seed 1 failed: error: no such luck (see {folder / compare.OUTPUT_LOG})" in shown.output
+    assert f"[4/4] fedavg seed 1 failed: error: no such luck (see {folder / OUTPUT_LOG})" in shown.output
     summary = {(row["strategy"], row["metric"]): row for row in rows_of(earlier / "summary.csv")}
     assert summary["local", "test_ndcg@10"]["n"] == "2"
     assert summary["fedavg", "test_ndcg@10"]["n"] == "1"
@@ -273,11 +284,10 @@ def test_outputs_that_do_not_fit_are_refused(tmp_path: Path, processes: Callable
 
 def test_two_comparisons_in_one_folder_are_refused(tmp_path: Path, processes: Callable[[str], list[str]]) -> None:
     started = processes("pass")
-    with (tmp_path / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(tmp_path, "compare"):
         shown = invoke(tmp_path)
     assert shown.exit_code == 2
-    assert f"is at work in {tmp_path}" in shown.output
+    assert f"another `fedhur compare`, or a run that one left behind, is at work in {tmp_path}" in shown.output
     assert started == []
 
 
@@ -344,14 +354,6 @@ def test_a_signal_stops_the_runs_and_keeps_what_is_finished(
     assert "local seed 3, fedavg seed 3, local seed 4, fedavg seed 4." in (earlier / "table.md").read_text()
 
 
-def test_jobs_bounds_the_runs_at_once(tmp_path: Path, processes: Callable[[str], list[str]]) -> None:
-    log = tmp_path / "log"
-    processes(f"import time\nfor mark in '+-': open({str(log)!r}, 'a').write(mark); time.sleep(0.3 * (mark == '+'))")
-    assert invoke(tmp_path / "out", "local,fedavg", "1,2", "--jobs", "2").exit_code == 1
-    counts = np.cumsum([1 if mark == "+" else -1 for mark in log.read_text()])
-    assert (counts.max(), counts[-1], len(counts)) == (2, 0, 8)
-
-
 # --- planning -------------------------------------------------------------------------------------------------------
 
 
@@ -387,13 +389,13 @@ def test_strategies_that_are_tested_differently_are_refused(monkeypatch: pytest.
 
     monkeypatch.setattr(compare, "load_settings", load)
     assert len(plan("synthetic", ["a", "b"], [1, 2], [], tmp_path)) == 4  # the same rows, shared out differently
-    with pytest.raises(CompareError, match=r"a and c cannot be compared: evaluation\.k is 10 in one and 5"):
+    with pytest.raises(SweepError, match=r"a and c cannot be compared: evaluation\.k is 10 in one and 5"):
         plan("synthetic", ["a", "c"], [1], [], tmp_path)
-    with pytest.raises(CompareError, match=r"dataset\.split is kind='random'"):
+    with pytest.raises(SweepError, match=r"dataset\.split is kind='random'"):
         plan("synthetic", ["a", "d"], [1], [], tmp_path)
     runs = plan("synthetic", ["x/y/a"], [7], [], tmp_path)
     assert [run.folder for run in runs] == [tmp_path / "runs" / "x-y-a" / "seed-7"]
-    with pytest.raises(CompareError, match="would both be kept in a folder named x-a"):
+    with pytest.raises(SweepError, match="would both be kept in a folder named x-a"):
         plan("synthetic", ["x/a", "x-a"], [1], [], tmp_path)
 
 
@@ -425,132 +427,3 @@ def test_the_default_output_names_the_data_set(
     (folder,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"compare-synthetic-\d{8}T\d{6}Z", folder.name)
     assert (folder / "table.md").is_file()
-
-
-# --- tests and tables of invented outcomes --------------------------------------------------------------------------
-
-
-def outcome(strategy: str, seed: int, ndcg: float, users: dict[int, float] | None = None, **more: Any) -> Outcome:
-    """A completed run; recall and mrr are the same as ndcg."""
-    run = Run("synthetic", strategy, seed, load_settings("synthetic", "local", seed), Path(strategy) / str(seed))
-    arrays = {}
-    if users:
-        values = np.array(list(users.values()))
-        arrays = {"user": np.array(list(users)), "ndcg": values, "recall": values, "mrr": values}
-    values_ = {f"{part}_{name}@10": ndcg for part in ("validation", "test") for name in ("ndcg", "recall", "mrr")}
-    return Outcome(run, "completed", "", values_ | {"seconds": 2.0, "bytes_up": 2**20}, arrays, **more)
-
-
-def invented() -> list[Outcome]:
-    scores = {"a": [0.5, 0.6, 0.9], "b": [0.4, 0.5, 0.6], "c": [0.1, 0.3, 0.1], "d": [0.1, 0.1, 0.2]}
-    return [outcome(name, seed, values[seed]) for seed in range(3) for name, values in scores.items()]
-
-
-def test_everyone_meets_the_best_of_the_others_and_holm_counts_each_pair_once() -> None:
-    found = {c.strategy: c for c in paired_tests(invented()) if (c.metric, c.level) == ("ndcg@10", "seeds")}
-    assert {name: c.against for name, c in found.items()} == {"a": "b", "b": "a", "c": "a", "d": "a"}
-    raw = {
-        "b": stats.ttest_rel([0.5, 0.6, 0.9], [0.4, 0.5, 0.6]).pvalue,  # 0.18, the largest of three
-        "c": stats.ttest_rel([0.1, 0.3, 0.1], [0.5, 0.6, 0.9]).pvalue,
-        "d": stats.ttest_rel([0.1, 0.1, 0.2], [0.5, 0.6, 0.9]).pvalue,  # 0.03, the smallest
-    }
-    assert raw["d"] < raw["c"] < raw["b"]
-    corrected = {"d": 3 * raw["d"], "c": max(2 * raw["c"], 3 * raw["d"])}
-    corrected["b"] = corrected["a"] = max(raw["b"], corrected["c"])
-    assert {name: c.t_holm for name, c in found.items()} == pytest.approx(corrected, rel=1e-9)
-    assert found["a"].test.difference == pytest.approx(0.5 / 3)
-    assert found["b"].test.difference == pytest.approx(-0.5 / 3)
-    assert {c.test.wilcoxon_p for c in found.values()} == {0.25}
-    assert {c.wilcoxon_holm for c in found.values()} == {0.75}
-
-
-def test_only_seeds_that_both_completed_are_paired() -> None:
-    outcomes = [outcome("a", seed, score) for seed, score in ((1, 0.5), (2, 0.6), (3, 0.9))]
-    outcomes += [outcome("b", seed, score) for seed, score in ((2, 0.1), (3, 0.3), (4, 0.4))]
-    outcomes.append(Outcome(outcome("b", 1, 0.0).run, "failed", "no luck"))
-    first = next(c for c in paired_tests(outcomes) if (c.metric, c.level, c.strategy) == ("ndcg@10", "seeds", "a"))
-    assert first.test.n == 2
-    assert first.test.difference == pytest.approx((0.5 + 0.6) / 2)
-
-
-def test_users_are_averaged_over_the_seeds_in_which_both_tested_them() -> None:
-    outcomes = [
-        outcome("a", 1, 0.9, {1: 1.0, 2: 0.5}), outcome("b", 1, 0.1, {1: 0.5, 2: 0.5}),
-        outcome("a", 2, 0.9, {1: 0.5, 3: 1.0}), outcome("b", 2, 0.1, {1: 0.25, 2: 1.0, 3: 0.0}),
-    ]  # fmt: skip
-    users = [c for c in paired_tests(outcomes) if (c.metric, c.level) == ("recall@10", "users")]
-    assert [c.test.n for c in users] == [3, 3]
-    differences = [(0.5 + 0.25) / 2, 0.0, 1.0]
-    assert users[0].test.difference == pytest.approx(np.mean(differences))
-    assert users[0].test.t_p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
-
-
-def test_equal_strategies_have_p_1_and_a_single_seed_has_none() -> None:
-    equal = [outcome(name, seed, 0.1 * seed) for name in ("a", "b") for seed in (1, 2)]
-    seeds = [c for c in paired_tests(equal) if c.level == "seeds"]
-    assert {(c.test.t_p, c.test.wilcoxon_p, c.t_holm, c.wilcoxon_holm) for c in seeds} == {(1.0, 1.0, 1.0, 1.0)}
-    for c in paired_tests(equal[:1] + equal[2:3]):
-        assert math.isnan(c.test.t_p)
-        assert math.isnan(c.wilcoxon_holm)
-    assert paired_tests(equal[:2]) == []
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-
-
-def test_the_best_of_a_column_is_bold_in_markdown_and_latex(tmp_path: Path) -> None:
-    text = write_report(invented(), tmp_path)
-    lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
-    assert lines[0] == ["strategy", "seeds", "ndcg@10", "recall@10", "mrr@10"]
-    assert lines[2] == ["a", "3", *["**0.6667 ± 0.2082**"] * 3]
-    assert lines[3] == ["b", "3", *["0.5000 ± 0.1000"] * 3]
-    cost = lines[[line[2:3] for line in lines].index(["MiB up"]) + 2]
-    assert cost[2:5] == ["**1.00 ± 0.00**", "-", "-"]  # all are equally good; what is missing is not
-    latex = (tmp_path / "table.tex").read_text()
-    assert r"a & 3 & \textbf{0.6667 $\pm$ 0.2082} &" in latex
-    assert "$-$0.1667" in latex
-
-
-def test_the_latex_has_whole_rows_and_no_special_character_is_left(tmp_path: Path) -> None:
-    odd = r"a_b&c%d$e#f{g}h~i^j\k<l>m|n"
-    outcomes = [outcome(odd, 1, 0.5), outcome("b", 1, 0.25)]
-    outcomes.append(Outcome(outcome(odd, 2, 0).run, "failed", "100 % of `x` → [1_2]"))
-    text = write_report(outcomes, tmp_path)
-    assert "100 % of `x` → [1_2]" in text
-    lines = (tmp_path / "table.tex").read_text().splitlines()
-    columns = 0
-    for line in lines[1:]:  # the first is a comment
-        if found := re.fullmatch(r"\\noindent\\begin\{tabular\}\{([lr]+)\}", line):
-            columns = len(found[1])
-        elif line.endswith(r" \\"):
-            assert len(re.findall(r"(?<!\\)&", line)) == columns - 1
-            assert not re.search(r"(?<!\\)[%#_]", line)
-            assert not re.search(r"[~^<>|]", line)
-        assert len(re.findall(r"(?<!\\)\{", line)) == len(re.findall(r"(?<!\\)\}", line))
-        assert line.isascii()
-    assert (
-        r"a\_b\&c\%d\$e\#f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k\textless{}l\textgreater{}m"
-        r"\textbar{}n & 1 & \textbf{0.5000} &"
-    ) in "\n".join(lines)
-    assert any(r"100 \% of 'x' ? [1\_2]" in line for line in lines)
-    assert compare.latex_text("Zoë −") == "Zoë ?"
-
-
-def test_a_reader_is_told_what_the_tables_cannot_show(tmp_path: Path) -> None:
-    outcomes = [outcome("a", 1, 0.5, code="x", absent=2), outcome("b", 1, 0.25, code="y")]
-    text = write_report([*outcomes, Outcome(outcome("b", 2, 0).run, "not run")], tmp_path)
-    assert "- a seed 1: 2 clients did not answer at the test." in text
-    assert "not all made by the same version of the code" in text
-    assert "- Stopped before these runs ended: b seed 2." in text
-    assert "A p value of - is a test that cannot be made" in text
-    assert "2^(1-" not in text
-    assert "**-**" not in text  # one seed has no interval, so none is the best
-
-
-def test_a_metric_over_nobody_is_left_empty(tmp_path: Path) -> None:
-    outcomes = [outcome("a", 1, 0.5), outcome("b", 1, 0.25)]
-    del outcomes[1].values["test_ndcg@10"]
-    assert cells(write_report(outcomes, tmp_path).splitlines()[6])[:3] == ["a", "1", "0.5000"]
-    assert rows_of(tmp_path / "results.csv")[1]["test_ndcg@10"] == ""
-    assert {c.metric for c in paired_tests(outcomes)} == {"recall@10", "mrr@10"}

@@ -1,8 +1,8 @@
 import csv
-import fcntl
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,10 +13,11 @@ import optuna
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedhur_app import config, tuning
+from fedhur_app import config, search_space, sweep, tuning
 from fedhur_app.cli import app
 from fedhur_app.config import ConfigError, load_settings, read_config_file
-from fedhur_app.tuning import Choices, Range, Search, Study, load_space, suggest
+from fedhur_app.search_space import Range, load_space
+from fedhur_app.tuning import Search, Study
 from tests.running import SMALL, result, run
 
 CONF = config.conf_folder()
@@ -46,8 +47,8 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of conf/ that tests may change; an empty working directory."""
     folder = tmp_path / "conf"
     shutil.copytree(CONF, folder)
-    monkeypatch.setattr(config, "conf_folder", lambda: folder)
-    monkeypatch.setattr(tuning, "conf_folder", lambda: folder)
+    for module in (config, search_space, tuning):
+        monkeypatch.setattr(module, "conf_folder", lambda: folder)
     (folder / "search" / "fedavg.yaml").write_text(SPACE)
     monkeypatch.chdir(tmp_path)
     return folder
@@ -65,7 +66,7 @@ def fake_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return [sys.executable, "-I", "-S", str(script), json.dumps(values), str(folder), str(home)]
 
     monkeypatch.setattr(tuning, "trial_command", command)
-    monkeypatch.setattr(tuning, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "POLL_SECONDS", 0.01)
     return home
 
 
@@ -92,12 +93,12 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def test_a_search_with_real_runs(conf: Path, tmp_path: Path) -> None:
     (conf / "search" / "fedavg.yaml").write_text("train.lr: [0.1, 1e30]\ntrain.epochs: [1, 2]\n")
-    shown = invoke("--trials", "4", "--seed", "5", "--output", "out", "--save", "tuned/synthetic/fedavg")
+    shown = invoke("--trials", "2", "--seed", "5", "--output", "out", "--save", "tuned/synthetic/fedavg")
     assert shown.exit_code == 0, shown.output
     folder = tmp_path / "out"
     trials = rows(folder)
-    assert [row["number"] for row in trials] == ["0", "1", "2", "3"]
-    assert {row["state"] for row in trials} == {"COMPLETE", "FAIL"}
+    assert [row["number"] for row in trials] == ["0", "1"]
+    assert [row["state"] for row in trials] == ["COMPLETE", "FAIL"]
 
     # The first trial is the strategy itself, and its value that of a run with these settings.
     assert (trials[0]["train.lr"], trials[0]["train.epochs"]) == ("0.1", "1")
@@ -121,7 +122,7 @@ def test_a_search_with_real_runs(conf: Path, tmp_path: Path) -> None:
     text = (folder / "best.yaml").read_text()
     assert (conf / "strategy" / "tuned" / "synthetic" / "fedavg.yaml").read_text() == text
     value = float(best["value"])
-    head = f"# fedavg tuned on synthetic: 4 trials (tpe, seed 5), validation ndcg@10 {value:.4f}"
+    head = f"# fedavg tuned on synthetic: 2 trials (tpe, seed 5), validation ndcg@10 {value:.4f}"
     assert text.splitlines()[:2] == [head, "algorithm: fedavg"]
 
     # Nothing shows test metrics.
@@ -143,7 +144,7 @@ def test_an_interrupted_search_goes_on_as_if_it_never_stopped(fake_runs: Path, t
 
     def stop(line: str) -> None:
         if "trial 8:" in line:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(KeyboardInterrupt):
         tune(tmp_path / "broken", 14, stop)
@@ -180,7 +181,7 @@ def test_more_trials_later_are_the_same_as_all_at_once(fake_runs: Path, tmp_path
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_draws_depend_on_the_seed_and_never_repeat(sampler: str) -> None:
-    space: tuning.Space = {"train.lr": Range(0.001, 1.0, log=True)}
+    space: search_space.Space = {"train.lr": Range(0.001, 1.0, log=True)}
     seen: set[float] = set()
     for seed in (1, 2):
         history: list[optuna.trial.FrozenTrial] = []
@@ -275,29 +276,6 @@ def test_own_values_outside_the_space_are_not_tried(fake_runs: Path, conf: Path,
     assert "The strategy's own values were not tried: train.lr=0.1 lies" in (tmp_path / "out/summary.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("entry", "inside", "outside"),
-    [
-        (Choices((None, 1, "a", [1, 2])), [None, 1, "a", [1, 2]], [True, 2, "1", [2, 1]]),
-        (Range(1, 9), [1, 9, 3.0], [0, 10, 1.5, None, True, "3"]),
-        (Range(0.0, 1.0), [0, 1.0, 0.123], [-0.1, 1.01, None]),
-        (Range(1, 9, step=4), [1, 5, 9], [2, 7]),
-        (Range(0, 1, step=0.1), [0.3, 0.7, 1], [0.35]),
-    ],
-)
-def test_what_lies_in_an_entry(entry: Choices | Range, inside: list[Any], outside: list[Any]) -> None:
-    assert [value for value in inside if not entry.contains(value)] == []
-    assert [value for value in outside if entry.contains(value)] == []
-
-
-def test_suggested_values_have_the_kind_of_their_range() -> None:
-    space = {"a": Range(1, 3), "b": Range(1.0, 3.0), "c": Range(1, 3, step=0.5), "d": Choices(([1], None))}
-    fixed = optuna.trial.FixedTrial({"a": 2, "b": 2.0, "c": 1.5, "d": "null"})
-    values = suggest(fixed, space)
-    assert values == {"a": 2, "b": 2.0, "c": 1.5, "d": None}
-    assert [type(value) for value in values.values()] == [int, float, float, type(None)]
-
-
 def test_settings_given_by_set_are_not_searched(fake_runs: Path, tmp_path: Path) -> None:
     study = tune(tmp_path / "out", 4, changes=(*FEW, "train.epochs=3"))
     assert list(study.space) == ["train.lr"]
@@ -320,8 +298,8 @@ def test_values_that_are_impossible_together_fail_without_a_run(fake_runs: Path,
     ("code", "reason"),
     [
         ("import sys; print('oh', file=sys.stderr); sys.exit('no luck\\n')", "no luck"),
-        ("raise SystemExit(3)", "the run ended with status 3 and without a result"),
-        ("import os; os.kill(os.getpid(), 9)", "the run was ended by SIGKILL"),
+        ("raise SystemExit(3)", "its process ended with status 3"),
+        ("import os; os.kill(os.getpid(), 9)", "its process was ended by SIGKILL"),
     ],
 )
 def test_a_run_without_a_result_fails_and_all_failing_is_an_error(
@@ -389,11 +367,6 @@ def test_what_cannot_be_searched_is_refused(tmp_path: Path, options: list[str], 
     assert not (tmp_path / "out").exists()
 
 
-def test_the_missing_space_names_those_that_exist(conf: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Strategies that have one: .*fedavg, fedcia, .*local"):
-        load_space("fedhur-paper")
-
-
 def test_another_search_in_the_same_folder_is_refused_by_name(fake_runs: Path, conf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     tune(folder, 2)
@@ -424,13 +397,12 @@ def test_another_search_in_the_same_folder_is_refused_by_name(fake_runs: Path, c
     assert len(tune(folder, 3, changes=tuple(reversed(FEW))).trials) == 3
 
 
-def test_two_searches_never_share_a_folder(fake_runs: Path, tmp_path: Path) -> None:
-    tune(tmp_path / "out", 2)
-    with (tmp_path / "out" / "study.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another `fedhur tune`, or a trial that one left behind, is at work"):
-            tune(tmp_path / "out", 4)
-    assert len(tune(tmp_path / "out", 4).trials) == 4
+def test_two_searches_never_share_a_folder(tmp_path: Path) -> None:
+    with (
+        sweep.locked(tmp_path / "out", "tune"),
+        pytest.raises(ConfigError, match="another `fedhur tune`, or a run that one left behind, is at work"),
+    ):
+        tune(tmp_path / "out", 4)
 
 
 def test_a_half_written_line_of_the_journal_is_dropped(fake_runs: Path, tmp_path: Path) -> None:
@@ -457,7 +429,7 @@ def test_the_output_of_a_search(fake_runs: Path, conf: Path, tmp_path: Path) -> 
     summary = (folder / "summary.md").read_text()
     assert summary.startswith("# fedavg tuned on synthetic: 12 trials (tpe, seed 1)\n")
     assert f"The strategy's own values (trial 0): {values[0]:.4f}, train.epochs=1 train.lr=0.1." in summary
-    table = [line.split(" | ")[1] for line in summary.splitlines() if line.startswith("| ")][2:]
+    table = [line.split(" | ")[1].strip() for line in summary.splitlines() if line.startswith("| ")][2:]
     assert table == [f"{value:.4f}" for value in sorted(values, reverse=True)[:10]]
     listed = CliRunner().invoke(app, ["strategies"]).output
     assert "tuned/fedavg" in listed
@@ -486,15 +458,3 @@ def test_ctrl_c_is_status_130_and_tells_how_to_continue(monkeypatch: pytest.Monk
         "continue with: fedhur tune --dataset synthetic --strategy fedavg --trials 3 --seed 1 --sampler tpe --jobs 2 "
         f"--output '{tmp_path / 'an out'}' --set 'residual.beta=[1, 1]' --set 'hierarchy.branching=[3, 2]'\n"
     ) in shown.output
-
-
-def test_every_space_of_conf_is_valid(conf: Path) -> None:
-    folder = conf / "search"
-    shutil.copytree(CONF / "search", folder, dirs_exist_ok=True)
-    names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
-    assert {"local", "fedavg", "fedcia", "fedhur"} <= set(names)
-    for name in names:
-        own = load_settings(strategy=name)
-        space = load_space(name)
-        # A search begins with the strategy's own values.
-        assert [key for key in space if not space[key].contains(tuning._setting(own, key))] == []
