@@ -92,6 +92,8 @@ def _run(stage: str, message: Message, context: Context) -> Message:
     round_ = int(request.fields["round"])
     shard = _shard(context)
     who = {"client": shard.client, "round": round_, "stage": stage}
+    if stage == Stage.RANK and settings.evaluation.per_user and _on_device(context):
+        raise PermissionError("evaluation.per_user is refused: this node does not send the metrics of single users")
     with threads(1):
         state = ClientState.from_context(context)
         if "secret" not in state.numbers:

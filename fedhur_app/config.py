@@ -246,7 +246,7 @@ class GfcfSettings(Section):
 class EaseSettings(Section):
     """EASE (Steck 2019): a linear item model in closed form."""
 
-    l2: PositiveFloat
+    l2: Annotated[float, Field(ge=1e-3, allow_inf_nan=False)]
 
 
 class PrivacySettings(Section):
@@ -317,7 +317,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
-        if self.relation.kind != "none":
+        if self.algorithm == "fedhur" and self.relation.kind != "none":
             for name, values in (("beta", self.residual.beta), ("inherit", self.residual.inherit)):
                 if values is not None and len(values) != self.levels:
                     raise ValueError(
@@ -338,6 +338,17 @@ class Settings(Section):
                     "privacy.laplace_scale works with relation.kind=none only: relations need the item tables, "
                     "a noisy Gram matrix has none"
                 )
+        if self.algorithm != "fedhur" and self.privacy.laplace_scale > 0:
+            raise ValueError(
+                f"privacy.laplace_scale is noise on FedCIA's Gram matrix: strategy {self.strategy} uploads none, and "
+                "nothing would be protected"
+            )
+        if self.fedavg.row_masked and self.algorithm != "fedavg":
+            raise ValueError(f"fedavg.row_masked works with algorithm fedavg only, not {self.algorithm}")
+        if self.user_refit.enabled and self.algorithm in ("gfcf", "fedcia_gfcf", "ease", "popularity"):
+            raise ValueError(f"user_refit needs an item table, and {self.algorithm} has none")
+        if self.train.lr * self.train.lr_decay ** (self.rounds - 1) < 1e-30:
+            raise ValueError(f"train.lr_decay {self.train.lr_decay} leaves no learning rate after {self.rounds} rounds")
         kinds = _MODEL_KINDS.get(self.algorithm)
         if kinds and self.model.kind not in kinds:
             raise ValueError(

@@ -15,8 +15,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhur_app.compute import resolve_device
-from fedhur_app.config import DEFAULT_RUN_CONFIG, settings_of_run
-from fedhur_app.data.experiment import number_of_clients
+from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, settings_of_run
+from fedhur_app.data.experiment import OWN_DATA, number_of_clients
 
 RUN_ID = 1
 _FIRST_NODE = 1000
@@ -147,6 +147,10 @@ def run_local(run_config: dict[str, Any], fault: Fault | None = None) -> LocalGr
 
     config = {**DEFAULT_RUN_CONFIG, **run_config}
     settings = settings_of_run(config)
+    if settings.dataset.name == OWN_DATA:
+        raise ConfigError(
+            f"{OWN_DATA} means rows on devices: it runs with a SuperLink and SuperNodes, not in one process"
+        )
     resolve_device(settings.device)  # a missing GPU is an error here, not one of every client
     grid = LocalGrid(client_app, number_of_clients(settings), config, fault)
     server_app(grid, Context(RUN_ID, RUN_ID, {}, RecordDict(), config))

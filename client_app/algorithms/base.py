@@ -12,7 +12,7 @@ from torch import Tensor
 from client_app.state import ClientState
 from fedhur_app.config import Settings
 from fedhur_app.data.shards import Shard, UserItems
-from fedhur_app.evaluation.ranking import UserRanks, rank_users
+from fedhur_app.evaluation.ranking import NonFiniteScoresError, UserRanks, rank_users
 from fedhur_app.models.base import Recommender
 from fedhur_app.models.factory import initial_parameters, recommender
 from fedhur_app.models.mf import MatrixFactorization
@@ -96,8 +96,6 @@ class ClientAlgorithm:
         ranks = self.rank("test", self.best_model(best_round))
         reply = Content(_prefixed("test", ranks))
         if self.settings.evaluation.per_user:
-            if self.state.numbers.get("secret"):
-                raise ValueError("evaluation.per_user is refused: this node does not send the metrics of single users")
             arrays = {name: torch.from_numpy(getattr(ranks, name)) for name in PER_USER}
             reply.arrays["users"] = {"user": torch.from_numpy(self.shard.users[ranks.users]), **arrays}
         return reply
@@ -218,14 +216,17 @@ class ClientAlgorithm:
         truth: UserItems = getattr(self.shard, split)
         seen = [self.shard.train] if split == "valid" else [self.shard.train, self.shard.valid]
         evaluation = self.settings.evaluation
-        return rank_users(
-            self.scores(parameters),
-            seen,
-            truth,
-            k=evaluation.k,
-            n_items=self.shard.n_items,
-            batch_bytes=int(evaluation.batch_mib * 2**20),
-        )
+        try:
+            return rank_users(
+                self.scores(parameters),
+                seen,
+                truth,
+                k=evaluation.k,
+                n_items=self.shard.n_items,
+                batch_bytes=int(evaluation.batch_mib * 2**20),
+            )
+        except NonFiniteScoresError as error:
+            raise DivergedError(str(error)) from error
 
     # --- hooks of a strategy ------------------------------------------------------------------------------------
 

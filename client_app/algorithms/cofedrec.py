@@ -29,7 +29,9 @@ class Client(ClientAlgorithm):
         if "labels" not in self.state.arrays or settings.contrast == 0:
             return None
         labels = self.state.arrays["labels"]["items"].to(self.device)
-        batches = max(1, math.ceil(len(self.shard.train) * train.negatives / train.batch_size))
+        counts = self.shard.train.counts
+        examples = int(counts[counts < self.shard.n_items].sum())  # who has seen every item is not trained on
+        batches = max(1, math.ceil(examples * train.negatives / train.batch_size))
         calls = itertools.count()
 
         def term(parameters: dict[str, Tensor], batch: Tensor) -> tuple[float, dict[str, Tensor]]:

@@ -15,7 +15,9 @@ class Client(ClientAlgorithm):
         arrays = super().upload()
         seen = torch.from_numpy(self.shard.train.items).unique()
         rows = arrays["table"]["items"].index_select(0, seen)
-        return arrays | {"basis": {"B": principal_directions(rows, self.settings.fedca.components)}}
+        # As many directions as the width would span the whole space at every client.
+        components = min(self.settings.fedca.components, max(1, rows.shape[1] - 1))
+        return arrays | {"basis": {"B": principal_directions(rows, components)}}
 
     def apply(self, request: Content) -> dict[str, float | int]:
         """Move towards the mixture."""

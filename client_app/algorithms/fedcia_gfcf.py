@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from client_app.algorithms.untrained import UntrainedClient
-from fedhur_app.models.item_filters import combined_scores, gfcf_factors
+from fedhur_app.models.item_filters import combined_scores, gfcf_factors, score_rows
 from fedhur_app.protocol import Arrays, Content
 
 
@@ -28,8 +28,10 @@ class Client(UntrainedClient):
         return {}
 
     def scores(self, parameters: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-        """The mean filter's scores beside those of the client's own."""
+        """The mean filter's scores beside those of the client's own; its own alone while it has no mean filter."""
         settings, train = self.settings.gfcf, self.shard.train
         own = gfcf_factors(train, self.shard.n_items).sides(settings.singular_vectors, settings.ideal_weight)
+        if not parameters:  # it was not among the round's clients
+            return lambda users: score_rows(train, users, *own)
         mean = (parameters["left"], parameters["right"])
         return lambda users: combined_scores(train, users, mean, own, settings.server_weight)

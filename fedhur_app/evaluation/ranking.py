@@ -29,6 +29,10 @@ from fedhur_app.seeding import torch_generator
 _METRICS = ("recall", "precision", "mrr", "ndcg", "hit")
 
 
+class NonFiniteScoresError(ValueError):
+    """The model has diverged."""
+
+
 @dataclass(frozen=True)
 class RankSums:
     """Metrics summed over users; add the sums of clients to get those of all their users together.
@@ -190,7 +194,9 @@ def rank_users(
         scores = scores.to(torch.float32, copy=True)  # a copy, masked below
         if not torch.stack(scores.aminmax()).isfinite().all():  # minimum and maximum carry any NaN
             bad = int((~scores.isfinite()).sum())
-            raise ValueError(f"{bad} of {scores.numel()} scores are not finite (as float32): the model has diverged")
+            raise NonFiniteScoresError(
+                f"{bad} of {scores.numel()} scores are not finite (as float32): the model has diverged"
+            )
         _mask(scores, rows, seen_keys, n_items)
         top = _top_items(scores, k, tie_order)
         found = _contains(truth_keys, rows[:, None] * n_items + top)

@@ -71,8 +71,9 @@ class TrainingReport:
 
     Attributes:
         loss_sum: ``loss_mean * examples``; clients pool as ``sum(loss_sum) / sum(examples)``.
-        loss_mean: Mean recommendation loss over the last epoch, each batch as it was before its step; 0
-            without examples. Neither weight decay nor the extra term is in it.
+        loss_mean: Mean recommendation loss over the last epoch, each batch as it was before its step (with
+            ``alternate``: before the second step); 0 without examples. Neither weight decay nor the extra term is
+            in it.
         first_epoch_mean: The same over the first epoch.
         extra_mean: Mean over the last epoch's batches of the extra term, 0 without one.
         examples: Interactions trained on, ``n_k``: those of users for whom a negative exists.

@@ -16,6 +16,8 @@ from server_app.strategies.mixing import MixingStrategy, stacked
 class Server(MixingStrategy):
     """A mixture for every client."""
 
+    personalised = True
+
     def mixing(self, round_: int, replies: dict[int, Content]) -> Tensor:
         """The weights x (K, K)."""
         settings = self.settings.fedca
@@ -44,6 +46,7 @@ def composite_weights(shares: Tensor, similarity: Tensor, complementarity: Tenso
 
 def simplex_projection(points: Tensor) -> Tensor:
     """Euclidean projection of every row (..., n) on the simplex `x >= 0, sum x = 1` (Held, Wolfe & Crowder 1974)."""
+    points = points - points.amax(dim=-1, keepdim=True)  # the projection does not change, rounding errors do
     ordered = points.sort(dim=-1, descending=True).values
     excess = ordered.cumsum(dim=-1) - 1
     number = torch.arange(1, points.shape[-1] + 1, dtype=points.dtype)
@@ -83,7 +86,7 @@ def data_complementarity(bases: Tensor, form: str) -> Tensor:
     * `outside`: share of j's subspace outside i's, `1 - ||B_i B_j^T||_F^2 / t`, `t` the number of j's directions: what
       j knows that i does not. 0 where j has none.
     * `aligned`: `cos(mean_t angle_t)` of the principal angles: largest for *aligned* subspaces, as in the published
-      code.
+      code; over the directions that both have, 0 where one has none.
     * `repo`: the same with cosines matched greedily, signs and all, in place of the principal angles.
 
     Args:
@@ -94,8 +97,14 @@ def data_complementarity(bases: Tensor, form: str) -> Tensor:
     if form == "outside":
         directions = bases.square().sum(dim=(1, 2))
         return torch.where(directions > 0, 1 - cosines.square().sum(dim=(2, 3)) / directions.clamp_min(1), 0.0)
-    matched = _greedily_matched(cosines) if form == "repo" else torch.linalg.svdvals(cosines)
-    return matched.clamp(-1, 1).arccos().mean(dim=-1).cos()
+    if form == "repo":
+        return _greedily_matched(cosines).clamp(-1, 1).arccos().mean(dim=-1).cos()
+    directions = bases.square().sum(dim=2).round().sum(dim=1)
+    number = torch.minimum(directions[:, None], directions)[..., None]  # of principal angles of a pair
+    existing = torch.arange(bases.shape[1]) < number
+    angles = torch.linalg.svdvals(cosines).clamp(-1, 1).arccos()  # smallest first
+    mean = (angles * existing).sum(dim=-1) / number[..., 0].clamp_min(1)
+    return torch.where(number[..., 0] > 0, mean.cos(), 0.0)
 
 
 def _greedily_matched(cosines: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ _COLUMNS = 1 << 14
 class Server(MixingStrategy):
     """Clients get the mean of all graph-guided tables to start from, and their own as a regulariser."""
 
+    personalised = True
+
     def mixing(self, round_: int, replies: dict[int, Content]) -> Tensor:
         """`W^L` with equal weights over each client's neighbours."""
         return neighbour_weights(stacked(replies), self.settings.gpfedrec)
@@ -35,8 +37,9 @@ class Server(MixingStrategy):
 def neighbour_weights(tables: Tensor, settings: GpFedRecSettings) -> Tensor:
     """Row-stochastic weights (K, K), float64, of the client graph, to the power of `hops`.
 
-    The neighbours of client k are all j with `A_kj > threshold * mean(A)`, or the `neighbours` with the largest
-    `A_kj`; a client without any is its own. `A` is the cosine similarity of the flattened tables (a client is its own
+    The neighbours of client k are the `neighbours` clients j with the largest `A_kj`, or, where that is null, all with
+    `A_kj > threshold * mean(A)`; a client without any is its own. After centring the mean is near 0, so the threshold
+    then means "above 0" whatever its value. `A` is the cosine similarity of the flattened tables (a client is its own
     neighbour then). The published code takes `1 - cosine` in its place and so links the clients that differ most
     (`metric: repo`). Uncentred tables of one start are nearly parallel, which makes every pair alike: `centre`
     subtracts their mean over clients first.

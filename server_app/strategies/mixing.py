@@ -23,11 +23,14 @@ class MixingStrategy(StagedStrategy):
     """Mixes what clients upload.
 
     Attributes:
+        personalised: Whether :meth:`mixing` gives every client a row of its own.
         table: The newest result that all clients share, by parameter; None before the first round, or where the
             strategy has none.
         up_to_date: Clients that hold `table`; the others get it with the call to train.
         personal: Of the present round: client -> its own result.
     """
+
+    personalised = False
 
     def __init__(self, settings: Settings, fleet: Fleet, folder: RunFolder | None = None) -> None:
         super().__init__(settings, fleet, folder)
@@ -38,7 +41,9 @@ class MixingStrategy(StagedStrategy):
     # --- hooks of a strategy ------------------------------------------------------------------------------------
 
     def mixing(self, round_: int, replies: dict[int, Content]) -> Tensor:
-        """Weights (1, K) or (K, K), float64, of the clients in the order of `replies`; rows need not sum to 1.
+        """Weights (1, K), or (K, K) if `personalised`, float64; rows need not sum to 1.
+
+        Clients stand in the order of `replies`.
 
         By default one row: training interactions, or 1 for every client that has some (`fedavg.weighting`).
         """
@@ -59,15 +64,13 @@ class MixingStrategy(StagedStrategy):
     def aggregate_items(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
         """Mix the uploads; where nobody trained, the shared table stays as it is."""
         weights = self.mixing(round_, replies)
-        if not bool(weights.any()):
-            if self.table is not None:
-                return None
-            weights[:, 0] = 1.0  # any table is as good as another: the first client's
         uploads = [content.record("table") for content in replies.values()]
-        if len(weights) == 1:
-            self.table = weighted_mean(weights[0], uploads)
-        else:
+        if self.personalised:
             self.personal = dict(zip(replies, mix(weights, uploads), strict=True))
+        elif bool(weights.any()):
+            self.table = weighted_mean(weights[0], uploads)
+        elif self.table is None:
+            self.table = uploads[0]  # any table is as good as another
         return None
 
     def configure_personalize(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:

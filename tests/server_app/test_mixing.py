@@ -72,6 +72,7 @@ def test_simplex_projection_solves_the_quadratic_programme_of_fedca(point):
     x = simplex_projection(torch.tensor(point)).numpy()
     assert x.min() >= 0
     assert x.sum() == pytest.approx(1, abs=1e-9)
+    assert simplex_projection(torch.tensor(point) + 1e6).numpy() == pytest.approx(x, abs=1e-8)
     start = np.full(len(point), 1 / len(point))
     solved = minimize(
         lambda v: v @ v - 2 * point @ v,
@@ -153,7 +154,7 @@ def test_principal_directions_are_those_of_scikit_learn_and_zero_where_there_are
 
 
 def gpfedrec(overrides=""):
-    return settings("gpfedrec", overrides).gpfedrec
+    return settings("gpfedrec", f"gpfedrec.neighbours=null {overrides}").gpfedrec
 
 
 TABLES = torch.tensor([[[1.0, 0.0]], [[0.9, 0.1]], [[0.0, 1.0]]])
@@ -212,6 +213,25 @@ def test_item_clusters_are_seeded_and_never_more_than_distinct_rows():
     assert len(set(labels[:4].tolist())) == len(set(labels[4:].tolist())) == 1
     assert labels[0] != labels[4]
     assert torch.equal(labels, item_clusters(table, 5, seed=1))
+
+
+# --- few clients ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["fedca", "gpfedrec", "cofedrec", "pfedrec", "fedrap", "fedavg"])
+def test_one_client_alone(strategy, tmp_path):
+    run(tmp_path, strategy, "rounds=2 min_rounds=1 dataset.clients.number=1 fedca.keep=0.0")
+
+
+def test_a_lone_participant_of_fedca_keeps_its_own_table(traffic, tmp_path):
+    """One upload makes one mixture, which is for its owner and nobody else."""
+    run(tmp_path, "fedca", "rounds=5 min_rounds=5 fraction_train=0.1 fedca.keep=0.0")
+    for (_, kind, _), (request, _, _) in traffic.items():
+        assert kind != "train.items" or "table" not in request.arrays
+    for (group, kind, client), (_, _, state) in traffic.items():
+        if kind == "train.personalize":
+            trained = traffic[group, "train.items", client][1].record("table")["items"]
+            assert torch.equal(state["model"]["items"], trained)
 
 
 # --- what travels ---------------------------------------------------------------------------------------------------

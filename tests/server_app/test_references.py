@@ -71,6 +71,16 @@ def test_fedcia_without_parameters_lies_between_alone_and_together(tmp_path):
     assert history(tmp_path / "fedcia_gfcf")[0]["filter_columns"] <= 80
 
 
+def test_clients_without_the_mean_filter_rank_with_their_own(tmp_path):
+    run(tmp_path / "some", "fedcia_gfcf", "fraction_train=0.3")
+    run(tmp_path / "all", "fedcia_gfcf")
+    run(tmp_path / "alone", "gfcf-local")
+    some, everybody, alone = (result(tmp_path / name) for name in ("some", "all", "alone"))
+    assert some["users_evaluated"] == everybody["users_evaluated"]
+    assert some["absent_at_test"] == {}
+    assert some["test"] not in (everybody["test"], alone["test"])
+
+
 @pytest.mark.parametrize("strategy", ["fedavg", "gfcf"])
 def test_metrics_of_single_users_pool_to_those_of_the_run(strategy, tmp_path):
     run(tmp_path, strategy, "evaluation.per_user=true rounds=1 min_rounds=1")
@@ -127,6 +137,10 @@ def test_half_of_the_clients_a_kill_and_a_resume(strategy, tmp_path):
         ("fedncf", "user_refit.enabled=true", "dot products"),
         ("lightgcn-fedavg", "model.user_bias=true", "belongs to model.kind mf"),
         ("pfedrec", "train.loss=elementwise", "no meaning for train.loss elementwise"),
+        ("pfedrec", "fedavg.row_masked=true", "works with algorithm fedavg only"),
+        ("fedcia_gfcf", "privacy.laplace_scale=1.0", "nothing would be protected"),
+        ("gfcf", "user_refit.enabled=true", "needs an item table"),
+        ("fedavg", "train.lr_decay=1e-12", "leaves no learning rate"),
     ],
 )
 def test_models_and_settings_that_do_not_go_together_are_refused(strategy, overrides, message):
