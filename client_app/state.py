@@ -20,8 +20,7 @@ from flwr.app import ConfigRecord, Context
 from torch import Tensor
 
 from fedhur_app.files import read_arrays, write_arrays
-from fedhur_app.protocol import array_record, tensors_of
-from fedhur_app.runtime import InProcessContext
+from fedhur_app.protocol import InProcessContext, array_record, tensors_of
 
 SCHEMA = 1
 _NUMBERS = "numbers"

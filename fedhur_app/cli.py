@@ -324,7 +324,7 @@ def resumed_settings(
         UsageError: Nothing to resume, or an option that contradicts the run's config.yaml.
     """
     from fedhur_app.config import flatten, parse_overrides, read_config_file
-    from fedhur_app.sweep import read_json
+    from fedhur_app.files import read_json
 
     settings = read_config_file(folder / "config.yaml")
     if not (folder / "checkpoint").is_dir():
@@ -420,7 +420,7 @@ def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path
     Returns:
         The exit status: 0 only if the run completed and wrote its result, 130 after Ctrl-C.
     """
-    from fedhur_app.sweep import read_json
+    from fedhur_app.files import read_json
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,9 @@ NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
+# With this data set every node brings its own rows (`data-path` in its node config) and the server holds none.
+OWN_DATA = "own-data"
+
 # Models that an algorithm can train, where it cannot train every kind.
 _MODEL_KINDS = {
     "fedhur": ("mf", "lightgcn"),
@@ -365,12 +368,12 @@ class Settings(Section):
             raise ValueError(f"model.user_bias belongs to model.kind mf, not {self.model.kind}")
         if self.model.user_bias and self.train.loss == "elementwise":
             raise ValueError("model.user_bias has no meaning for train.loss elementwise, which has no scores")
-        if self.centralised and self.dataset.name == "own-data":
+        if self.centralised and self.dataset.name == OWN_DATA:
             raise ValueError(
                 f"strategy {self.strategy} is centralised: it needs all data in one place, and own-data leaves them "
                 "on the devices"
             )
-        if self.evaluation.per_user and self.dataset.name == "own-data":
+        if self.evaluation.per_user and self.dataset.name == OWN_DATA:
             raise ValueError("evaluation.per_user would send every user's metrics from the devices: not with own-data")
         if self.min_rounds > self.rounds:
             raise ValueError(f"min_rounds ({self.min_rounds}) is above rounds ({self.rounds})")

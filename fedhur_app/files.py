@@ -45,6 +45,15 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file such as a run's result.json; empty if it does not exist or is not whole."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def write_arrays(path: Path, arrays: dict[str, np.ndarray], durable: bool = False) -> None:
     """Write named arrays as .npz atomically."""
     with replacing(path, durable) as temporary, temporary.open("wb") as file:

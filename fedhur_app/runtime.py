@@ -15,22 +15,12 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhur_app.compute import resolve_device
-from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, settings_of_run
-from fedhur_app.data.experiment import OWN_DATA, number_of_clients
+from fedhur_app.config import DEFAULT_RUN_CONFIG, OWN_DATA, ConfigError, settings_of_run
+from fedhur_app.data.experiment import number_of_clients
+from fedhur_app.protocol import InProcessContext
 
 RUN_ID = 1
 _FIRST_NODE = 1000
-
-
-class InProcessContext(Context):
-    """Context of a node in this process: its client may keep an object between messages instead of encoded records.
-
-    Encoding and decoding the private state took half of a round's time. Whoever uses `live` must treat what is in it
-    as values: a handler that fails must leave it as it was.
-    """
-
-    live: Any = None
-
 
 # Called with (message, client number) before a client gets a message; returns None, "drop" (no answer comes) or
 # "raise" (the client fails). Tests use it to play unreliable clients.

@@ -86,15 +86,6 @@ def run_command(
     ]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file such as a run's result.json; empty if it does not exist or is not whole."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 @contextlib.contextmanager
 def locked(folder: Path, command: str) -> Iterator[int]:
     """Keep other sweeps out of a folder, which is made if absent; gives the descriptor that holds the lock.

@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 from fedhur_app.compute import resolve_device
 from fedhur_app.config import ConfigError, Settings, conf_folder, flatten, load_settings, parse_overrides, parse_yaml
 from fedhur_app.data.experiment import OWN_DATA, prepare_data
-from fedhur_app.files import write_json, write_text
+from fedhur_app.files import read_json, write_json, write_text
 from fedhur_app.reporting.tables import Table, to_csv, to_markdown
 from fedhur_app.search_space import Space, decode, encode, load_space, suggest
 from fedhur_app.seeding import numpy_generator
@@ -40,7 +40,6 @@ from fedhur_app.sweep import (
     as_json,
     collected_signals,
     locked,
-    read_json,
     run_all,
     run_command,
     set_items,

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedhur_app.config import available, load_settings
 from fedhur_app.runtime import LocalGrid, run_local
 
@@ -35,6 +37,18 @@ def run(output: Path, strategy: str, overrides: str = "", fault: Any = None, **c
 def resume(output: Path, overrides: str = "", fault: Any = None) -> LocalGrid:
     """Continue the run in `output`."""
     return run_local({"output-dir": str(output), "resume": str(output), "overrides": overrides}, fault)
+
+
+def killed_and_resumed(output: Path, strategy: str, options: str, round_: int) -> None:
+    """A run that is killed at the start of a round, and continued."""
+
+    def kill(message: Any, client: int) -> None:
+        if message.metadata.group_id == f"round-{round_}":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(output, strategy, options, kill)
+    resume(output)
 
 
 def result(output: Path) -> dict[str, Any]:

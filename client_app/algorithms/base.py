@@ -12,7 +12,7 @@ from torch import Tensor
 from client_app.state import ClientState
 from fedhur_app.config import Settings
 from fedhur_app.data.shards import Shard, UserItems
-from fedhur_app.evaluation.ranking import NonFiniteScoresError, UserRanks, rank_users
+from fedhur_app.evaluation.ranking import METRICS, NonFiniteScoresError, UserRanks, rank_users
 from fedhur_app.models.base import Recommender
 from fedhur_app.models.factory import initial_parameters, recommender
 from fedhur_app.models.mf import MatrixFactorization
@@ -27,9 +27,6 @@ from fedhur_app.models.training import (
 )
 from fedhur_app.protocol import Arrays, Content
 from fedhur_app.seeding import torch_generator
-
-# Metrics of single users that `evaluation.per_user` reports.
-PER_USER = ("recall", "precision", "mrr", "ndcg", "hit")
 
 
 class StaleRequestError(RuntimeError):
@@ -96,7 +93,7 @@ class ClientAlgorithm:
         ranks = self.rank("test", self.best_model(best_round))
         reply = Content(_prefixed("test", ranks))
         if self.settings.evaluation.per_user:
-            arrays = {name: torch.from_numpy(getattr(ranks, name)) for name in PER_USER}
+            arrays = {name: torch.from_numpy(getattr(ranks, name)) for name in METRICS}
             reply.arrays["users"] = {"user": torch.from_numpy(self.shard.users[ranks.users]), **arrays}
         return reply
 

@@ -1,12 +1,9 @@
 """From settings to data: which interactions, how many clients, the prepared shards of a run."""
 
-from fedhur_app.config import Settings
+from fedhur_app.config import OWN_DATA, Settings
 from fedhur_app.data.catalog import load_dataset
 from fedhur_app.data.interactions import Interactions
 from fedhur_app.data.shards import PreparedData, prepare
-
-# With this data set every node brings its own rows (`data-path` in its node config) and the server holds none.
-OWN_DATA = "own-data"
 
 
 def load_interactions_of(settings: Settings) -> Interactions:

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedhur_app.data.shards import UserItems
 from fedhur_app.seeding import torch_generator
 
-_METRICS = ("recall", "precision", "mrr", "ndcg", "hit")
+METRICS = ("recall", "precision", "mrr", "ndcg", "hit")
 
 
 class NonFiniteScoresError(ValueError):
@@ -64,14 +64,14 @@ class RankSums:
         """The sums over the users of both. Raises ValueError for lists of different length."""
         if self.k != other.k:
             raise ValueError(f"cannot add metrics at k={self.k} and at k={other.k}")
-        return RankSums(self.k, self.users + other.users, *(getattr(self, m) + getattr(other, m) for m in _METRICS))
+        return RankSums(self.k, self.users + other.users, *(getattr(self, m) + getattr(other, m) for m in METRICS))
 
     def means(self) -> dict[str, float]:
         """Means over users by ``recall@k``, ``precision@k``, ``f1@k``, ``mrr@k``, ``ndcg@k``, ``hit@k``.
 
         NaN without users: a mean over nobody is not a bad result.
         """
-        mean = {m: getattr(self, m) / self.users if self.users else math.nan for m in _METRICS}
+        mean = {m: getattr(self, m) / self.users if self.users else math.nan for m in METRICS}
         total = mean["precision"] + mean["recall"]
         f1 = 2 * mean["precision"] * mean["recall"] / total if total != 0 else 0.0
         ordered = {"recall": mean["recall"], "precision": mean["precision"], "f1": f1} | mean
@@ -114,7 +114,7 @@ class UserRanks:
 
     def sums(self) -> RankSums:
         """The sums over all users, each rounded only once, so that they depend on no order or batching."""
-        return RankSums(self.k, float(len(self.users)), *(math.fsum(getattr(self, m)) for m in _METRICS))
+        return RankSums(self.k, float(len(self.users)), *(math.fsum(getattr(self, m)) for m in METRICS))
 
 
 def rank_sums(

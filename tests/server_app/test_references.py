@@ -7,7 +7,7 @@ from fedhur_app.config import ConfigError, load_settings
 from fedhur_app.data.experiment import load_interactions_of, number_of_clients, prepare_data
 from fedhur_app.data.shards import load_shard, shard_path
 from fedhur_app.data.split import split_labels
-from tests.running import FEDERATED, SMALL, STRATEGIES, history, numbers, result, resume, run
+from tests.running import FEDERATED, SMALL, STRATEGIES, history, killed_and_resumed, numbers, result, run
 
 CENTRALISED = [name for name in STRATEGIES if name not in FEDERATED]
 
@@ -117,14 +117,7 @@ def test_nobody_beats_chance_on_data_without_structure(strategy, tmp_path):
 def test_half_of_the_clients_a_kill_and_a_resume(strategy, tmp_path):
     options = "rounds=4 min_rounds=4 fraction_train=0.5"
     run(tmp_path / "whole", strategy, options)
-
-    def kill(message, client):
-        if message.metadata.group_id == "round-3":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", strategy, options, kill)
-    resume(tmp_path / "killed")
+    killed_and_resumed(tmp_path / "killed", strategy, options, 3)
     assert history(tmp_path / "killed") == history(tmp_path / "whole")
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
 

@@ -12,7 +12,7 @@ from fedhur_app.data.shards import load_shard, shard_path
 from fedhur_app.evaluation.ranking import RankSums, rank_sums
 from fedhur_app.protocol import bytes_by_record
 from server_app.checkpoint import CheckpointError
-from tests.running import SMALL, STRATEGIES, history, numbers, result, resume, run
+from tests.running import SMALL, STRATEGIES, history, killed_and_resumed, numbers, result, resume, run
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -75,14 +75,7 @@ def test_resume_from_a_checkpoint_of_every_third_round_with_half_of_the_clients(
     """Clients that were not sampled in the checkpoint's round must have saved what they trained before it."""
     options = "rounds=8 min_rounds=8 fraction_train=0.34 server.checkpoint_every=3"
     run(tmp_path / "whole", strategy, options)
-
-    def kill(message, client):
-        if message.metadata.group_id == "round-8":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", strategy, options, kill)
-    resume(tmp_path / "killed")
+    killed_and_resumed(tmp_path / "killed", strategy, options, 8)
     assert history(tmp_path / "killed") == history(tmp_path / "whole")
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
 
