@@ -68,6 +68,12 @@ def personalize(message: Message, context: Context) -> Message:
     return _run(Stage.PERSONALIZE, message, context)
 
 
+@app.train("regularized")
+def regularized(message: Message, context: Context) -> Message:
+    """FeCoSR's only stage: train with a pull to the consensus, upload the difference, rank the validation rows."""
+    return _run(Stage.REGULARIZED, message, context)
+
+
 @app.evaluate("rank")
 def rank(message: Message, context: Context) -> Message:
     """After the last round: rank the test rows."""
@@ -102,7 +108,7 @@ def _run(stage: str, message: Message, context: Context) -> Message:
             settings, shard, state, round_, resolve_device(settings.device)
         )
         try:
-            if stage == Stage.ITEMS:
+            if stage in (Stage.ITEMS, Stage.REGULARIZED):
                 reply = algorithm.items(request)
             elif stage == Stage.UTILITY:
                 reply = algorithm.utility(request)

@@ -33,6 +33,7 @@ _MODEL_KINDS = {
     "gpfedrec": ("mf", "mlp"),
     "fedca": ("mf", "mlp"),
     "cofedrec": ("mf",),
+    "fecosr": ("mf", "mlp", "lightgcn"),
 }
 
 # As in pyproject.toml ([tool.flwr.app.config]); a test keeps the two equal.
@@ -252,6 +253,83 @@ class EaseSettings(Section):
     l2: Annotated[float, Field(ge=1e-3, allow_inf_nan=False)]
 
 
+class MarketModel(Section):
+    """What one market trains where it differs from `model`."""
+
+    kind: Literal["mf", "mlp", "lightgcn"] | None = None
+    dim: Positive | None = None
+
+
+class JoinSettings(Section):
+    """A market that joins late."""
+
+    market: Annotated[int, Field(ge=0)]
+    round: Annotated[int, Field(ge=2)]
+    warm: bool = True
+    boost: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 10.0
+
+
+class FeCoSRSettings(Section):
+    """FeCoSR: markets keep their models and are pulled to a common item table G."""
+
+    regulariser: Literal["mse", "kl", "contrastive", "relation"]
+    strength: NonNegative
+    schedule: Literal["constant", "decay", "size", "adaptive"]
+    decay: Fraction
+    temperature: PositiveFloat
+    adversary: NonNegative
+    weighting: Literal["uniform", "examples", "median", "trimmed"]
+    trim: Annotated[float, Field(ge=0.0, le=0.5)]
+    server_lr: PositiveFloat
+    update_every: Positive
+    selective: bool
+    dim: Positive | None
+    attribute_prior: NonNegative
+    models: list[MarketModel] | None
+    top_rows: Fraction | None
+    bits: Literal[8, 32]
+    asynchronous: bool
+    staleness: NonNegative
+    join: JoinSettings | None
+
+    def model_of(self, market: int, model: ModelSettings) -> ModelSettings:
+        """The model that a market trains."""
+        if self.models is None:
+            return model
+        own = {key: value for key, value in self.models[market].model_dump().items() if value is not None}
+        return model.model_copy(update=own)
+
+    def problem(self, model: ModelSettings) -> str | None:
+        """Why these settings contradict each other, or None."""
+        widths = {self.dim or model.dim, model.dim}
+        kinds = {model.kind}
+        for own in self.models or []:
+            widths.add(own.dim or model.dim)
+            kinds.add(own.kind or model.kind)
+        if self.regulariser != "relation" and len(widths) > 1:
+            return (
+                f"fecosr.regulariser {self.regulariser} compares tables of one width, but model.dim, fecosr.dim and "
+                f"fecosr.models give {', '.join(map(str, sorted(widths)))}: choose relation, which has no width"
+            )
+        if self.adversary > 0 and len(widths) > 1:
+            return "fecosr.adversary needs tables of one width: model.dim, fecosr.dim and fecosr.models must agree"
+        if self.asynchronous and self.weighting in ("median", "trimmed"):
+            return (
+                f"fecosr.weighting {self.weighting} compares the answers of a round, and with fecosr.asynchronous the "
+                "server takes them one by one: choose uniform or examples"
+            )
+        if self.asynchronous and self.update_every > 1:
+            return "fecosr.update_every waits for whole rounds, and fecosr.asynchronous has none: set it to 1"
+        return None
+
+
+class FinetuneSettings(Section):
+    """Cross-market reference: a model of the source market, then fine-tuned on the others."""
+
+    source: Annotated[int, Field(ge=0)] | None
+    source_rounds: Positive
+
+
 class PrivacySettings(Section):
     """Noise on what is uploaded. It is not differential privacy: nothing is clipped and no budget is kept."""
 
@@ -264,6 +342,8 @@ class EvaluationSettings(Section):
     k: Positive
     batch_mib: PositiveFloat
     per_user: bool
+    per_client: bool
+    selection: Literal["pooled", "client"]
 
 
 class ServerSettings(Section):
@@ -304,6 +384,8 @@ class Settings(Section):
     cofedrec: CoFedRecSettings
     gfcf: GfcfSettings
     ease: EaseSettings
+    fecosr: FeCoSRSettings
+    finetune: FinetuneSettings
     privacy: PrivacySettings
     evaluation: EvaluationSettings
     server: ServerSettings
@@ -356,6 +438,21 @@ class Settings(Section):
         if kinds and self.model.kind not in kinds:
             raise ValueError(
                 f"algorithm {self.algorithm} trains model.kind {' or '.join(kinds)}, not {self.model.kind}"
+            )
+        if self.algorithm == "fecosr" and (problem := self.fecosr.problem(self.model)):
+            raise ValueError(problem)
+        join = self.fecosr.join if self.algorithm == "fecosr" else None
+        if join and join.round > self.rounds:
+            raise ValueError(f"fecosr.join names round {join.round}, but there are {self.rounds} rounds")
+        if self.algorithm == "finetune" and self.finetune.source_rounds >= self.rounds:
+            raise ValueError(
+                f"finetune.source_rounds ({self.finetune.source_rounds}) leaves no round of {self.rounds} for the "
+                "other markets"
+            )
+        if self.algorithm == "finetune" and self.evaluation.selection == "client":
+            raise ValueError(
+                "evaluation.selection client would let the source keep the model it had before it was fine-tuned: "
+                "finetune replaces it, set evaluation.selection=pooled"
             )
         neural = self.model.kind in ("ncf", "mlp")
         if neural and self.train.loss not in ("bpr", "bce"):

@@ -27,11 +27,12 @@ class Stage:
     ITEMS = "train.items"
     UTILITY = "query.utility"
     PERSONALIZE = "train.personalize"
+    REGULARIZED = "train.regularized"
     RANK = "evaluate.rank"
     CHECKPOINT = "query.checkpoint"
 
 
-STAGES = (Stage.HELLO, Stage.ITEMS, Stage.UTILITY, Stage.PERSONALIZE, Stage.RANK, Stage.CHECKPOINT)
+STAGES = (Stage.HELLO, Stage.ITEMS, Stage.UTILITY, Stage.PERSONALIZE, Stage.REGULARIZED, Stage.RANK, Stage.CHECKPOINT)
 
 
 class InProcessContext(Context):

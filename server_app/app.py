@@ -240,6 +240,7 @@ def meet(
         nodes=dict(sorted(by_client.items())),
         n_items=catalogues.pop(),
         valid_users={int(fields["client"]): int(fields["valid_users"]) for fields in hellos.values()},
+        interactions={int(fields["client"]): int(fields["interactions"]) for fields in hellos.values()},
     )
 
 

@@ -58,6 +58,21 @@ class StageResult:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Call:
+    """A request whose answer is still to come.
+
+    Attributes:
+        client: Who was asked.
+        round: Round of the request.
+        sent: Time on the monotonic clock, seconds.
+    """
+
+    client: int
+    round: int
+    sent: float
+
+
 class StageRunner:
     """Sends the requests of a stage and returns the answers by client.
 
@@ -98,27 +113,10 @@ class StageRunner:
         errors: dict[int, str] = {}
         for message in self.grid.send_and_receive(messages, timeout=self.timeout):
             node = message.metadata.src_node_id
-            if message.has_error():
-                reason = message.error.reason or f"error code {message.error.code}"
-                _check_worker(reason)
-                if node in clients:
-                    errors[clients[node]] = _last_line(reason)
-                continue
-            if node not in clients:
-                continue
-            client = clients[node]
-            try:
-                content = decode(message.content)
-            except ProtocolError as error:
-                errors[client] = str(error)
-                continue
-            problem = _refusal(content, client, stage, round_)
-            if problem:
-                errors[client] = problem
-                continue
-            _check_finite(content, client, stage, round_)
-            result.replies[client] = content
-            _add(result.bytes_up, bytes_by_record(message.content))
+            if node in clients:
+                self._accept(message, clients[node], round_, result, errors)
+            elif message.has_error():
+                _check_worker(message.error.reason or "")
         result.replies = dict(sorted(result.replies.items()))
         result.absent = {
             client: errors.get(client, f"no answer within {self.timeout:g} s")
@@ -126,14 +124,69 @@ class StageRunner:
             if client not in result.replies
         }
         result.seconds = time.perf_counter() - start
-        self._report(result, len(requests), label)
-        needed = math.ceil(round((self.quorum if quorum is None else quorum) * len(requests), 9))
+        self.report(result, len(requests), label)
+        needed = self.needed(len(requests), quorum)
         if len(result.replies) < needed:
             raise QuorumError(
                 f"{label}, {stage}: {len(result.replies)} of {len(requests)} clients answered, {needed} are needed "
                 f"(server.quorum). Absent: {_name(result.absent)}"
             )
         return result
+
+    def needed(self, asked: int, quorum: float | None = None) -> int:
+        """How many of the clients that were asked must answer."""
+        return math.ceil(round((self.quorum if quorum is None else quorum) * asked, 9))
+
+    def push(self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult) -> dict[str, Call]:
+        """Send requests without waiting; the bytes count for `result`. Returns the calls by message id."""
+        calls = {}
+        for client, content in sorted(requests.items()):
+            messages = self._messages(stage, round_, {client: content}, result)
+            for message_id in self.grid.push_messages(messages):
+                calls[message_id] = Call(client, round_, time.monotonic())
+        return calls
+
+    def pull(self, calls: dict[str, Call], result: StageResult) -> list[tuple[int, Content]]:
+        """Take what has arrived of `calls`, which are then removed from it, as are those whose time is over.
+
+        Returns:
+            Clients and their answers, those that came together in the order of client numbers; `result` has them too
+            (the last one of each client), and who is absent why.
+
+        Raises:
+            DeadWorkerError: As :meth:`call`.
+            DivergedRunError: As :meth:`call`.
+        """
+        answered: list[tuple[int, Content]] = []
+        for message in self.grid.pull_messages(list(calls)):
+            call = calls.pop(message.metadata.reply_to_message_id, None)
+            if call is not None and self._accept(message, call.client, call.round, result, result.absent):
+                answered.append((call.client, result.replies[call.client]))
+        late = [key for key, call in calls.items() if time.monotonic() - call.sent > self.timeout]
+        for key in late:
+            result.absent[calls.pop(key).client] = f"no answer within {self.timeout:g} s"
+        return sorted(answered, key=lambda pair: pair[0])
+
+    def _accept(self, message: Message, client: int, round_: int, result: StageResult, errors: dict[int, str]) -> bool:
+        """Put a client's answer into `result`, or say in `errors` why it is none."""
+        if message.has_error():
+            reason = message.error.reason or f"error code {message.error.code}"
+            _check_worker(reason)
+            errors[client] = _last_line(reason)
+            return False
+        try:
+            content = decode(message.content)
+        except ProtocolError as error:
+            errors[client] = str(error)
+            return False
+        problem = _refusal(content, client, result.stage, round_)
+        if problem:
+            errors[client] = problem
+            return False
+        _check_finite(content, client, result.stage, round_)
+        result.replies[client] = content
+        _add(result.bytes_up, bytes_by_record(message.content))
+        return True
 
     def _messages(self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult) -> list[Message]:
         encoded: dict[int, RecordDict] = {}
@@ -156,7 +209,8 @@ class StageRunner:
             )
         return messages
 
-    def _report(self, result: StageResult, asked: int, label: str) -> None:
+    def report(self, result: StageResult, asked: int, label: str) -> None:
+        """The log line of a stage."""
         say(
             "%s | %s | %d/%d clients | %.1f s | up %s, down %s",
             label,

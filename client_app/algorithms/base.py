@@ -6,13 +6,14 @@ loss); the order of things, the best model and the stale-answer checks stand her
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from client_app.state import ClientState
 from fedhur_app.config import Settings
 from fedhur_app.data.shards import Shard, UserItems
-from fedhur_app.evaluation.ranking import METRICS, NonFiniteScoresError, UserRanks, rank_users
+from fedhur_app.evaluation.ranking import METRICS, NonFiniteScoresError, RankSums, UserRanks, rank_users
 from fedhur_app.models.base import Recommender
 from fedhur_app.models.factory import initial_parameters, recommender
 from fedhur_app.models.mf import MatrixFactorization
@@ -85,16 +86,27 @@ class ClientAlgorithm:
         """End of the round: rank the validation rows; returns sums over the client's users."""
         self.check_finite("after the last stage")
         self.state.numbers["finished_round"] = self.round
-        return _prefixed("valid", self.rank("valid", self.state.arrays["model"]))
+        ranks = self.rank("valid", self.state.arrays["model"])
+        if self.settings.evaluation.selection == "client":
+            self._keep_own_best(ranks)
+        fields = _prefixed("valid", ranks.sums())
+        if self.settings.evaluation.per_client and self.settings.centralised and self.shard.markets is not None:
+            markets = self.shard.markets[ranks.users]
+            for market in np.unique(self.shard.markets):
+                fields |= _prefixed(f"market.{market}", ranks.of(markets == market).sums())
+        return fields
 
     def test(self, request: Content) -> Content:
         """Rank the test rows with the model of the best validation round."""
         best_round = int(request.fields["best_round"])
         ranks = self.rank("test", self.best_model(best_round))
-        reply = Content(_prefixed("test", ranks))
+        reply = Content(_prefixed("test", ranks.sums()))
         if self.settings.evaluation.per_user:
-            arrays = {name: torch.from_numpy(getattr(ranks, name)) for name in METRICS}
-            reply.arrays["users"] = {"user": torch.from_numpy(self.shard.users[ranks.users]), **arrays}
+            columns = {"user": self.shard.users[ranks.users]}
+            if self.shard.markets is not None:
+                columns["market"] = self.shard.markets[ranks.users]
+            columns |= {name: getattr(ranks, name) for name in METRICS}
+            reply.arrays["users"] = {name: torch.from_numpy(column) for name, column in columns.items()}
         return reply
 
     # --- local model --------------------------------------------------------------------------------------------
@@ -180,13 +192,26 @@ class ClientAlgorithm:
 
         The present model is as it was at the end of `best_round` exactly if this client has not trained since.
         """
+        if self.settings.evaluation.selection == "client":
+            return
         numbers = self.state.numbers
         if numbers["best_round"] < best_round and numbers["trained_round"] <= best_round:
             self.state.arrays["best"] = dict(self.state.arrays["model"])
             numbers["best_round"] = best_round
 
+    def _keep_own_best(self, ranks: UserRanks) -> None:
+        """After ranking: keep the model if its validation is this client's best; the latest, where it has none."""
+        sums = ranks.sums()
+        best = self.state.arrays.get("best_validation", {"ndcg": torch.tensor(-1.0, dtype=torch.float64)})
+        if sums.users == 0 or sums.ndcg > float(best["ndcg"]):
+            self.state.arrays["best"] = dict(self.state.arrays["model"])
+            self.state.arrays["best_validation"] = {"ndcg": torch.tensor(sums.ndcg, dtype=torch.float64)}
+            self.state.numbers["best_round"] = self.round
+
     def best_model(self, best_round: int) -> dict[str, Tensor]:
-        """The model as it was at the end of `best_round`."""
+        """The model as it was at the end of `best_round`, or of the client's own best round."""
+        if self.settings.evaluation.selection == "client":
+            return self.state.arrays.get("best", self.state.arrays["model"])
         numbers = self.state.numbers
         if numbers["trained_round"] <= best_round:
             return self.state.arrays["model"]
@@ -250,5 +275,5 @@ class ClientAlgorithm:
         return {}
 
 
-def _prefixed(split: str, ranks: UserRanks) -> dict[str, float | int]:
-    return {f"{split}.{name}": value for name, value in ranks.sums().to_dict().items()}
+def _prefixed(split: str, sums: RankSums) -> dict[str, float | int]:
+    return {f"{split}.{name}": value for name, value in sums.to_dict().items()}

@@ -116,6 +116,10 @@ class UserRanks:
         """The sums over all users, each rounded only once, so that they depend on no order or batching."""
         return RankSums(self.k, float(len(self.users)), *(math.fsum(getattr(self, m)) for m in METRICS))
 
+    def of(self, chosen: np.ndarray) -> "UserRanks":
+        """Those of the users that a mask, bool in the order of ``users``, chooses."""
+        return UserRanks(self.k, self.users[chosen], *(getattr(self, m)[chosen] for m in METRICS))
+
 
 def rank_sums(
     scores_of: Callable[[Tensor], Tensor],

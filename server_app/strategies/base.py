@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedhur_app.compute import server_threads, threads
 from fedhur_app.config import Settings
@@ -31,11 +32,15 @@ class Fleet:
         nodes: Client number -> Flower node id.
         n_items: Items of the catalogue that all clients share.
         valid_users: Client number -> its users with validation items.
+        interactions: Client number -> its training interactions.
+        attributes: (I, a) 0 and 1, what the catalogue says about items, such as genres; None if nothing.
     """
 
     nodes: dict[int, int]
     n_items: int
     valid_users: dict[int, int]
+    interactions: dict[int, int] = field(default_factory=dict)
+    attributes: Tensor | None = None
 
     @property
     def clients(self) -> list[int]:
@@ -135,8 +140,7 @@ class StagedStrategy:
         """One round: its stages in order, pooled validation, history, checkpoint."""
         start = time.perf_counter()
         label = f"round {round_}/{self.settings.rounds}"
-        every = self.settings.server.checkpoint_every
-        save = bool(self.folder and every and round_ % every == 0)
+        save = self.saves(round_)
         clients = self.sample(round_)
         results: list[StageResult] = []
         statistics: dict[str, Any] = {}
@@ -155,10 +159,29 @@ class StagedStrategy:
             server_seconds[stage] = waited - clock + time.perf_counter() - answered
             results.append(result)
             clients = list(result.replies)
-        self._unsaved |= set(results[0].replies)
-        self.progress.trained |= dict.fromkeys(results[0].replies, round_)
+        self.close_round(runner, round_, results, statistics, server_seconds, start)
+
+    def saves(self, round_: int) -> bool:
+        """Whether clients and server write a checkpoint in a round."""
+        every = self.settings.server.checkpoint_every
+        return bool(self.folder and every and round_ % every == 0)
+
+    def close_round(
+        self,
+        runner: StageRunner,
+        round_: int,
+        results: list[StageResult],
+        statistics: dict[str, Any],
+        server_seconds: dict[str, float],
+        start: float,
+    ) -> None:
+        """Checkpoint, pooled validation, history of a round that began at `start` (`time.perf_counter`)."""
+        first = results[0].replies
+        self._unsaved |= set(first)
+        self.progress.trained |= {client: int(content.fields["round"]) for client, content in first.items()}
+        save = self.saves(round_)
         if save:
-            self._save_unsaved(runner, round_, label, set(results[-1].replies))
+            self._save_unsaved(runner, round_, f"round {round_}/{self.settings.rounds}", set(results[-1].replies))
         self._finish_round(round_, results, statistics, server_seconds, time.perf_counter() - start, save)
 
     def sample(self, round_: int) -> list[int]:
@@ -254,8 +277,7 @@ class StagedStrategy:
         save: bool,
     ) -> None:
         progress, k = self.progress, self.settings.evaluation.k
-        for client, content in results[-1].replies.items():
-            progress.sums[client] = _sums(content, "valid").to_dict()
+        self._note_validation(results[-1].replies)
         validation = _means(self._pooled_validation())
         value = validation[f"ndcg@{k}"]
         progress.round = round_
@@ -282,6 +304,7 @@ class StagedStrategy:
             "validation": validation,
             "best_round": progress.best_round,
             **statistics,
+            **({"markets": _markets(results[-1].replies)} if self.settings.evaluation.per_client else {}),
             "stages": {
                 result.stage: {
                     "replies": len(result.replies),
@@ -308,11 +331,23 @@ class StagedStrategy:
             quality = f"validation ndcg@{k} {value:.4f} (best {progress.best_value:.4f}, round {progress.best_round})"
         say("round %d/%d | %s | loss %.4f | %.1f s", round_, self.settings.rounds, quality, loss, seconds)
 
+    def _note_validation(self, replies: dict[int, Content]) -> None:
+        """Each client's latest sums or, where every client keeps the model of its own best round, its best ones."""
+        for client, content in replies.items():
+            before, sums = self.progress.sums.get(client), _sums(content, "valid")
+            keeps = self.settings.evaluation.selection == "client" and before is not None and sums.users > 0
+            if not keeps or sums.ndcg > RankSums.from_dict(before or {}).ndcg:
+                self.progress.sums[client] = sums.to_dict()
+
+    def judged(self) -> list[int]:
+        """Clients whose validation decides which round is the best: all."""
+        return self.fleet.clients
+
     def _pooled_validation(self) -> RankSums:
-        """Sums over all clients: the latest of each; zeros for the users of those who have not taken part yet."""
+        """Sums over clients, as :meth:`_note_validation` keeps them; zeros for those who have not taken part yet."""
         k = self.settings.evaluation.k
         pooled = RankSums.zero(k)
-        for client in self.fleet.clients:
+        for client in self.judged():
             latest = self.progress.sums.get(client)
             unseen = {**RankSums.zero(k).to_dict(), "users": float(self.fleet.valid_users[client])}
             pooled = pooled + RankSums.from_dict(latest or unseen)
@@ -354,6 +389,17 @@ class StagedStrategy:
 def _means(sums: RankSums) -> dict[str, float | None]:
     """Means over users; None (null in JSON) where there is no user to take a mean over."""
     return {name: value if sums.users else None for name, value in sums.means().items()}
+
+
+def _markets(replies: dict[int, Content]) -> dict[str, dict[str, float | None]]:
+    """Validation of every market: of every client, or of the markets that a client with several tells apart."""
+    markets: dict[str, dict[str, float | None]] = {}
+    for client, content in replies.items():
+        told = sorted({name.split(".")[1] for name in content.fields if name.startswith("market.")}, key=int)
+        for name, prefix in [(market, f"market.{market}") for market in told] or [(str(client), "valid")]:
+            sums = _sums(content, prefix)
+            markets[name] = {"users": sums.users, **_means(sums)}
+    return markets
 
 
 def _sums(content: Content, split: str) -> RankSums:

@@ -98,10 +98,14 @@ class MixingStrategy(StagedStrategy):
 
     def load_state(self, arrays: dict[str, np.ndarray]) -> None:
         """The inverse of :meth:`state`."""
-        tables = {key.removeprefix("table/"): array for key, array in arrays.items() if key.startswith("table/")}
-        if tables:
-            self.table = {name: torch.tensor(array) for name, array in tables.items()}
-            self.up_to_date = set(arrays["up_to_date"].tolist())
+        self.table = tables_below(arrays, "table")
+        self.up_to_date = set(arrays["up_to_date"].tolist()) if self.table else set()
+
+
+def tables_below(arrays: dict[str, np.ndarray], prefix: str) -> Tables | None:
+    """Tensors by name of the arrays `prefix/name` of a checkpoint; None if there are none."""
+    start = f"{prefix}/"
+    return {key.removeprefix(start): torch.tensor(a) for key, a in arrays.items() if key.startswith(start)} or None
 
 
 def weighted_mean(weights: Tensor, uploads: list[Tables]) -> Tables:
