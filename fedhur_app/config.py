@@ -327,7 +327,7 @@ class FinetuneSettings(Section):
     """Cross-market reference: a model of the source market, then fine-tuned on the others."""
 
     source: Annotated[int, Field(ge=0)] | None
-    source_rounds: Positive
+    source_rounds: Positive | None
 
 
 class PrivacySettings(Section):
@@ -444,10 +444,10 @@ class Settings(Section):
         join = self.fecosr.join if self.algorithm == "fecosr" else None
         if join and join.round > self.rounds:
             raise ValueError(f"fecosr.join names round {join.round}, but there are {self.rounds} rounds")
-        if self.algorithm == "finetune" and self.finetune.source_rounds >= self.rounds:
+        source_rounds = self.finetune.source_rounds
+        if self.algorithm == "finetune" and source_rounds is not None and source_rounds >= self.rounds:
             raise ValueError(
-                f"finetune.source_rounds ({self.finetune.source_rounds}) leaves no round of {self.rounds} for the "
-                "other markets"
+                f"finetune.source_rounds ({source_rounds}) leaves no round of {self.rounds} for the other markets"
             )
         if self.algorithm == "finetune" and self.evaluation.selection == "client":
             raise ValueError(

@@ -32,7 +32,8 @@ def trimmed_step(n_items: int, uploads: Sequence[tuple[Tensor, Tensor]], trim: f
     """The coordinate-wise trimmed mean over the markets that sent an item.
 
     Of `c` values of a coordinate the `floor(trim c)` smallest and as many of the largest are left out, but never all:
-    `trim = 0.5` is the median. With one or two values there is nothing to leave out, and so nothing is robust.
+    `trim = 0.5` is the median. Of three values or more at least one is left out on either side (unless `trim` is 0):
+    else few markets would be no protection against one that is damaged. With one or two values there is none.
 
     Args:
         n_items: I.
@@ -53,7 +54,8 @@ def trimmed_step(n_items: int, uploads: Sequence[tuple[Tensor, Tensor]], trim: f
             inside = (items >= first) & (items < last)
             values[market, items[inside] - first] = rows[inside].double()
             counts[items[inside] - first] += 1
-        cut = torch.minimum((trim * counts.double()).floor().long(), (counts - 1).clamp_min(0) // 2)
+        wanted = (trim * counts.double()).floor().long().clamp_min(1 if trim > 0 else 0)
+        cut = torch.minimum(wanted, (counts - 1).clamp_min(0) // 2)
         place = torch.arange(len(uploads))[:, None]
         kept = (place >= cut) & (place < counts - cut)  # (K, items): places in the sorted values
         ordered = values.sort(dim=0).values

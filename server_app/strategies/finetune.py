@@ -42,17 +42,18 @@ class Server(MixingStrategy):
         return [client for client in self.fleet.clients if (client == self.source) != bool(self.switched)]
 
     def finished(self) -> bool:
-        """Never in the first phase."""
-        return bool(self.switched) and super().finished()
+        """Before the last round in the second phase only."""
+        return super().finished() if self.switched else self.progress.round >= self.settings.rounds
 
     def configure_items(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:
         """The table for markets that do not hold it, and who is to train."""
         progress = self.progress
         if not self.switched and progress.best_round == progress.round:
             self.source_table = self.table
-        stale = progress.round - progress.best_round >= self.settings.patience
-        restore = 0
-        if not self.switched and (stale or progress.round >= self.settings.finetune.source_rounds):
+        settings, restore = self.settings, 0
+        most = settings.finetune.source_rounds or max(1, settings.rounds // 2)
+        stale = progress.round - progress.best_round >= settings.patience
+        if not self.switched and (stale or progress.round >= most):
             restore = progress.best_round
             say("markets other than %d go on from its table of round %d", self.source, restore)
             self.table, self.up_to_date = self.source_table, set()

@@ -1,0 +1,344 @@
+"""FeCoSR as a whole: G by hand, no pull, a huge pull, odd markets, joining, not waiting, resuming."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from client_app.algorithms import fecosr as client_half
+from fedhur_app.config import ConfigError, load_settings
+from fedhur_app.consensus.basis import distance
+from fedhur_app.protocol import Content
+from fedhur_app.runtime import LocalGrid
+from server_app.stages import RunError
+from server_app.strategies.base import Fleet
+from server_app.strategies.fecosr import Server
+from tests.running import history, killed_and_resumed, numbers, result, run
+
+STILL = "rounds=4 min_rounds=4"
+
+
+def server(options: str = "", sizes: tuple[int, ...] = (30, 10, 20), attributes: torch.Tensor | None = None) -> Server:
+    settings = load_settings("synthetic", "fecosr", overrides=f"model.dim=2 {options}")
+    markets = range(len(sizes))
+    fleet = Fleet(
+        nodes={k: k + 100 for k in markets},
+        n_items=3,
+        valid_users=dict.fromkeys(markets, 1),
+        interactions=dict(zip(markets, sizes, strict=True)),
+        attributes=attributes,
+    )
+    return Server(settings, fleet)
+
+
+def answer(items: list[int], rows: list[list[float]], loss: float = 1.0, examples: int = 1) -> Content:
+    difference = {"items": torch.tensor(items, dtype=torch.int32), "rows": torch.tensor(rows)}
+    fields = {"loss_sum": loss * examples, "examples": examples, "round": 1}
+    return Content(fields, {"difference": difference})
+
+
+ANSWERS = {0: answer([0, 1], [[4.0, 0.0], [1.0, 1.0]]), 1: answer([0], [[0.0, 2.0]]), 2: answer([1], [[4.0, 7.0]])}
+
+
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        ("", [[2.0, 1.0], [2.5, 4.0], [0.0, 0.0]]),
+        # Sizes 30, 10, 20: item 0 by 3 : 1, item 1 by 3 : 2.
+        ("fecosr.weighting=examples", [[3.0, 0.5], [2.2, 3.4], [0.0, 0.0]]),
+        ("fecosr.weighting=median", [[2.0, 1.0], [2.5, 4.0], [0.0, 0.0]]),
+        ("fecosr.server_lr=0.5", [[1.0, 0.5], [1.25, 2.0], [0.0, 0.0]]),
+    ],
+)
+def test_the_step_of_g_by_hand(options, step):
+    strategy = server(options)
+    strategy.common = torch.tensor([[1.0, 1.0], [0.0, 0.0], [5.0, 6.0]])
+    strategy.aggregate_regularized(1, ANSWERS)
+    assert torch.allclose(strategy.common - torch.tensor([[1.0, 1.0], [0.0, 0.0], [5.0, 6.0]]), torch.tensor(step))
+    assert strategy.version == 1
+
+
+def test_markets_whose_loss_did_not_fall_are_left_out():
+    strategy = server("fecosr.selective=true")
+    strategy.common = torch.zeros(3, 2)
+    strategy.aggregate_regularized(1, {0: answer([0], [[1.0, 1.0]], 0.7), 1: answer([0], [[3.0, 3.0]], 0.7)})
+    assert strategy.common[0].tolist() == [2.0, 2.0]
+    report = strategy.aggregate_regularized(
+        2, {0: answer([0], [[1.0, 1.0]], 0.6, examples=5), 1: answer([0], [[9.0, 9.0]], 0.7, examples=5)}
+    )
+    assert strategy.common[0].tolist() == [3.0, 3.0]
+    assert report["consensus"]["left_out"] == [1]
+
+
+def test_lambda_of_a_market():
+    assert server("fecosr.strength=2").strength(5, 1) == 2
+    assert server("fecosr.strength=2 fecosr.schedule=decay fecosr.decay=0.5").strength(3, 1) == 0.5
+    by_size = server("fecosr.strength=2 fecosr.schedule=size")  # mean size 20
+    assert [by_size.strength(1, k) for k in range(3)] == [2 * 20 / 30, 2 * 20 / 10, 2.0]
+    joining = server("'fecosr.join={market: 1, round: 3, boost: 8}' fecosr.strength=2")
+    assert [joining.strength(t, 1) for t in (3, 4, 5, 6, 7)] == [16, 8, 4, 2, 2]
+    assert joining.strength(3, 0) == 2
+
+
+def test_an_answer_that_is_late_counts_less():
+    strategy = server("fecosr.asynchronous=true fecosr.staleness=1")
+    strategy.common = torch.zeros(3, 2)
+    strategy.take(0, answer([0], [[3.0, 3.0]]), staleness=0)
+    assert strategy.common[0].tolist() == pytest.approx([1.0, 1.0])  # a third of it: there are three markets
+    strategy.take(1, answer([0], [[3.0, 3.0]]), staleness=1)
+    assert strategy.common[0].tolist() == pytest.approx([1.5, 1.5])
+    weighted = server("fecosr.asynchronous=true fecosr.weighting=examples")
+    weighted.common = torch.zeros(3, 2)
+    weighted.take(0, answer([0], [[4.0, 4.0]]), staleness=0)
+    assert weighted.common[0].tolist() == pytest.approx([2.0, 2.0])  # 30 of 60 interactions
+
+
+def test_attributes_draw_items_that_few_markets_sent_to_their_genre():
+    genres = torch.tensor([[1.0], [1.0], [1.0]])
+    strategy = server("fecosr.attribute_prior=1", attributes=genres)
+    strategy.common = torch.zeros(3, 2)
+    strategy.aggregate_regularized(1, {k: answer([0], [[3.0, 3.0]]) for k in range(2)} | {2: answer([1], [[0.0, 0.0]])})
+    # Evidence 2 and 1: the genre's vector is (2 * 3 + 1 * 0) / (2 + 1 + ridge 1).
+    assert strategy.common[0].tolist() == pytest.approx([1.5 + 2 / 3 * 1.5] * 2)
+    assert strategy.common[1].tolist() == pytest.approx([0.75] * 2)
+    assert strategy.common[2].tolist() == [0.0, 0.0]
+
+
+def client_tables(grid: LocalGrid) -> list[dict[str, torch.Tensor]]:
+    return [context.live.arrays["model"] for context in grid.contexts.values()]
+
+
+def test_no_pull_is_independent_training_bit_for_bit(tmp_path):
+    alone = run(tmp_path / "alone", "independent", STILL)
+    together = run(tmp_path / "together", "fecosr", f"{STILL} fecosr.strength=0")
+    for one, two in zip(client_tables(alone), client_tables(together), strict=True):
+        assert all(torch.equal(one[name], two[name]) for name in one)
+    for part in ("validation", "test"):
+        assert result(tmp_path / "alone")[part] == result(tmp_path / "together")[part]
+
+
+@pytest.mark.parametrize("regulariser", ["mse", "kl", "contrastive", "relation"])
+def test_a_stronger_pull_brings_tables_nearer_to_g(regulariser, tmp_path):
+    """In terms of the spread between markets' tables, as a share of the tables themselves."""
+    spread = []
+    for number, strength in enumerate((0, 1e3, 1e6)):
+        options = f"{STILL} fecosr.regulariser={regulariser} fecosr.strength={strength} train.epochs=20 train.lr=0.01"
+        grid = run(tmp_path / str(number), "fecosr", options)
+        tables = torch.stack([model["items"] for model in client_tables(grid)])
+        if regulariser == "relation":
+            tables = tables @ tables.mT
+        if regulariser == "kl":
+            tables = tables.softmax(dim=2)
+        if regulariser == "contrastive":
+            tables = torch.nn.functional.normalize(tables, dim=2)
+        spread.append(float((tables - tables.mean(dim=0)).norm() / tables.norm()))
+    assert spread[1] < spread[0]
+    assert spread[2] < spread[0] / 3
+
+
+def test_a_huge_pull_drives_the_tables_to_g(tmp_path):
+    options = f"{STILL} fecosr.strength=1e9 train.epochs=100 train.lr=0.001 fecosr.update_every=99"
+    grid = run(tmp_path, "fecosr", options)
+    for context in grid.contexts.values():
+        arrays = context.live.arrays
+        assert distance(arrays["model"]["items"], arrays["global"]["items"]) < 0.02
+
+
+def test_markets_of_different_widths_and_models_train_together(tmp_path):
+    models = "'fecosr.models=[{dim: 4}, {kind: lightgcn}, {}, {}, {dim: 12}, {kind: mlp}]'"
+    options = f"{STILL} fecosr.regulariser=relation fecosr.dim=5 fecosr.strength=100 train.loss=bce {models}"
+    grid = run(tmp_path, "fecosr", options)
+    assert [model["items"].shape[1] for model in client_tables(grid)] == [4, 8, 8, 8, 12, 8]
+    assert "hidden.0.weight" in client_tables(grid)[5] or len(client_tables(grid)[5]) > 2
+    assert all(context.live.arrays["global"]["items"].shape[1] == 5 for context in grid.contexts.values())
+
+
+def test_other_regularisers_refuse_different_widths():
+    with pytest.raises(ConfigError, match=r"compares tables of one width.*5, 8.*choose relation"):
+        load_settings("synthetic", "fecosr", overrides="model.dim=8 fecosr.dim=5")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("'fecosr.models=[{dim: 4}]' fecosr.regulariser=relation", "names 1 models, but there are 6 markets"),
+        ("'fecosr.join={market: 6, round: 2}'", "names market 6; the markets are 0 to 5"),
+        ("fecosr.attribute_prior=1", "needs item attributes"),
+    ],
+)
+def test_settings_that_do_not_fit_the_markets_are_refused(options, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("server_app.app.load_attributes", lambda folder: None, raising=False)
+    with pytest.raises(RunError, match=message):
+        run(tmp_path, "fecosr", f"{STILL} {options}")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("fecosr.asynchronous=true fecosr.weighting=median", "one by one"),
+        ("fecosr.asynchronous=true fecosr.update_every=2", "set it to 1"),
+        ("'fecosr.join={market: 1, round: 40}'", "there are 30 rounds"),
+        ("fecosr.adversary=1 fecosr.dim=5 fecosr.regulariser=relation", "adversary needs tables of one width"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        load_settings("synthetic", "fecosr", overrides=options)
+
+
+def test_uploads_between_steps_of_g_are_spared(tmp_path):
+    run(tmp_path, "fecosr", f"{STILL} fecosr.update_every=2")
+    ups = [line["stages"]["train.regularized"]["bytes_up"].get("difference", 0) for line in history(tmp_path)]
+    downs = [line["stages"]["train.regularized"]["bytes_down"].get("global", 0) for line in history(tmp_path)]
+    assert [up > 0 for up in ups] == [False, True, False, True]
+    assert [down > 0 for down in downs] == [True, False, True, False]
+
+
+def test_compressed_uploads_count_fewer_bytes(tmp_path):
+    sizes = []
+    for number, options in enumerate(("", "fecosr.top_rows=0.1 fecosr.bits=8")):
+        run(tmp_path / str(number), "fecosr", f"{STILL} model.dim=64 {options}")
+        sizes.append(history(tmp_path / str(number))[0]["stages"]["train.regularized"]["bytes_up"]["difference"])
+    assert sizes[1] < sizes[0] / 12
+
+
+def explode(monkeypatch: pytest.MonkeyPatch, market: int) -> None:
+    """One market's uploads are a million times too large."""
+    honest = client_half.Client.upload
+
+    def upload(self):
+        arrays = honest(self)
+        if self.shard.client == market:
+            arrays["difference"]["rows"] = arrays["difference"]["rows"] * 1e6
+        return arrays
+
+    monkeypatch.setattr(client_half.Client, "upload", upload)
+
+
+def test_a_market_with_exploding_updates(tmp_path, monkeypatch):
+    """Median and trimmed mean hold, the mean does not."""
+
+    def largest(name: str) -> float:
+        grid = run(tmp_path / name, "fecosr", f"{STILL} fecosr.weighting={name} fecosr.trim=0.2")
+        return float(grid.contexts[max(grid.contexts)].live.arrays["global"]["items"].abs().max())
+
+    quiet = largest("uniform")
+    explode(monkeypatch, market=2)
+    (tmp_path / "uniform").rename(tmp_path / "quiet")
+    assert largest("uniform") > 1e4 * quiet
+    for name in ("median", "trimmed"):
+        assert largest(name) < 2 * quiet
+
+
+def test_a_market_joins_late_and_starts_from_g(tmp_path):
+    options = "rounds=6 min_rounds=6 'fecosr.join={market: 3, round: 4}'"
+    seen = {}
+
+    def look(message, client):
+        seen.setdefault(message.metadata.group_id, set()).add(client)
+
+    run(tmp_path, "fecosr", options, look)
+    for round_ in range(1, 7):
+        assert (3 in seen[f"round-{round_}"]) == (round_ >= 4)
+    strengths = [line["consensus"]["strength"].get("3") for line in history(tmp_path)]
+    assert strengths == [None, None, None, 10.0, 5.0, 2.5]
+
+
+def test_a_market_that_joins_takes_g_as_its_table(tmp_path, monkeypatch):
+    started = {}
+    honest = client_half.Client.train
+
+    def train(self):
+        if self.round == 3:
+            started[self.shard.client] = (self.state.arrays["model"]["items"], self.common)
+        return honest(self)
+
+    monkeypatch.setattr(client_half.Client, "train", train)
+    run(tmp_path / "warm", "fecosr", f"{STILL} 'fecosr.join={{market: 3, round: 3}}'")
+    assert torch.equal(*started[3])
+    assert not torch.equal(*started[2])
+    run(tmp_path / "cold", "fecosr", f"{STILL} 'fecosr.join={{market: 3, round: 3, warm: false}}'")
+    assert not torch.equal(*started[3])
+
+
+def test_a_market_that_drops_out_gets_the_present_g_when_it_is_back(tmp_path):
+    def away(message, client):
+        return "drop" if client == 1 and message.metadata.group_id in ("round-2", "round-3") else None
+
+    grid = run(tmp_path, "fecosr", "rounds=5 min_rounds=5 fecosr.update_every=2", away)
+    lines = history(tmp_path)
+    assert [line["stages"]["train.regularized"]["replies"] for line in lines] == [6, 5, 5, 6, 6]
+    tables = [context.live.arrays["global"]["items"] for context in grid.contexts.values()]
+    assert all(torch.equal(table, tables[0]) for table in tables)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "fecosr.adversary=0.1 fecosr.schedule=adaptive",
+        "fecosr.update_every=2 fecosr.selective=true",
+        "'fecosr.join={market: 3, round: 3}' fraction_train=0.5",
+    ],
+)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(options, tmp_path):
+    run(tmp_path / "whole", "fecosr", f"rounds=5 min_rounds=5 {options}")
+    killed_and_resumed(tmp_path / "killed", "fecosr", f"rounds=5 min_rounds=5 {options}", 4)
+    assert history(tmp_path / "killed") == history(tmp_path / "whole")
+    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+
+
+# --- nobody waits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_market(monkeypatch):
+    """Answers of market 0 arrive only when the server has looked four times; counts the calls of each market."""
+    calls, looks = Counter(), {}
+    push, pull = LocalGrid.push_messages, LocalGrid.pull_messages
+
+    def pushed(self, messages):
+        ids = []
+        for message in messages:
+            market = self.contexts[message.metadata.dst_node_id].node_config["partition-id"]
+            (message_id,) = push(self, [message])
+            if message.metadata.message_type == "train.regularized":
+                calls[market] += 1
+                looks[message_id] = 4 if market == 0 else 0
+            ids.append(message_id)
+        return ids
+
+    def pulled(self, message_ids):
+        ready = [i for i in message_ids if looks.get(i, 0) == 0]
+        looks.update({i: looks[i] - 1 for i in message_ids if looks.get(i, 0)})
+        return pull(self, ready)
+
+    monkeypatch.setattr(LocalGrid, "push_messages", pushed)
+    monkeypatch.setattr(LocalGrid, "pull_messages", pulled)
+    return calls
+
+
+def test_fast_markets_do_not_wait_for_a_slow_one(slow_market, tmp_path):
+    run(tmp_path, "fecosr", "rounds=6 min_rounds=6 fecosr.asynchronous=true")
+    fast = [slow_market[market] for market in range(1, 6)]
+    assert slow_market[0] < min(fast)
+    lines = history(tmp_path)
+    assert lines[-1]["consensus"]["version"] >= 6 * 6  # a step an answer, at least six answers a round
+    assert result(tmp_path)["status"] == "completed"
+
+
+def test_an_asynchronous_run_goes_on_without_a_market_that_fails(tmp_path):
+    def away(message, client):
+        return "raise" if client == 1 and message.metadata.group_id == "round-2" else None
+
+    run(tmp_path, "fecosr", "rounds=4 min_rounds=4 fecosr.asynchronous=true", away)
+    absences = [line["stages"]["train.regularized"]["absent"] for line in history(tmp_path)]
+    assert ["injected fault" in reasons.get("1", "") for reasons in absences].count(True) == 1
+    assert absences[-1] == {}
+    assert result(tmp_path)["status"] == "completed"
+
+
+def test_an_asynchronous_run_can_be_resumed(slow_market, tmp_path):
+    killed_and_resumed(tmp_path, "fecosr", "rounds=5 min_rounds=5 fecosr.asynchronous=true", 4)
+    assert result(tmp_path)["rounds"] == 5
+    assert [line["round"] for line in history(tmp_path)] == [1, 2, 3, 4, 5]
