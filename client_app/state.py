@@ -3,8 +3,9 @@
 Schema (version 1). Array records: `model` (every parameter of the local recommender, such as `users` and `items`),
 `best` (the same at the best validation round, absent while the present model is the best), `optimizer` (moments,
 where they are kept), and what an algorithm keeps for its next round (`start` and `guide` of GPFedRec, `labels` of
-CoFedRec). Numbers: `client`, `trained_round` (last round in which it trained), `finished_round` (last round whose last
-stage it saw), `best_round` (round of `best`).
+CoFedRec, `global` and `adversary` of FeCoSR; `best_validation` with `evaluation.selection: client`). Numbers:
+`client`, `trained_round` (last round in which it trained), `finished_round` (last round whose last stage it saw),
+`best_round` (round of `best`).
 
 In memory the state lives in Flower's `context.state` (in the local runtime beside it, as it is); on disk in one .npz a
 client and round. It never leaves the device in a message. Beside it the context holds the `place`: where the server of

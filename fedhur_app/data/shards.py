@@ -73,7 +73,6 @@ class Shard:
     train: UserItems
     valid: UserItems
     test: UserItems
-    markets: np.ndarray | None = None
 
     @property
     def n_users(self) -> int:

@@ -1,8 +1,8 @@
 """Rounds without waiting: the server takes each answer as it arrives and calls that client again at once.
 
-A "round" is then at least as many answers as the round has clients; calls that are still under way belong to the next one. What
-arrives when depends on the clients' speed, so such a run does not repeat bit by bit, and what is under way when a run
-is killed is lost and asked for again.
+A "round" is then at least as many answers as the round has clients; calls that are still under way belong to the next
+one. What arrives when depends on the clients' speed, so such a run does not repeat bit by bit, and what is under way
+when a run is killed is lost and asked for again.
 """
 
 import time

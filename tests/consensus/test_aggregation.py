@@ -42,7 +42,9 @@ def test_trimmed_means_against_scipy_and_numpy(data: st.DataObject) -> None:
         [data.draw(st.lists(st.floats(-1e3, 1e3, width=32), min_size=6, max_size=6)) for _ in range(markets)]
     ).reshape(markets, 3, 2)
     present = np.array([data.draw(st.lists(st.booleans(), min_size=3, max_size=3)) for _ in range(markets)])
-    uploads = [(torch.tensor(np.flatnonzero(p)), torch.tensor(v[p]).float()) for v, p in zip(values, present)]
+    uploads = [
+        (torch.tensor(np.flatnonzero(p)), torch.tensor(v[p]).float()) for v, p in zip(values, present, strict=True)
+    ]
     step = trimmed_step(3, uploads, trim)
     for item in range(3):
         chosen = values[present[:, item], item]

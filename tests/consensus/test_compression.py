@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -67,4 +69,4 @@ def test_what_an_upload_leaves_out_is_in_the_next_one(top_rows: float | None, bi
         common[sent] += difference
         errors.append(float((table - common).norm()))
     assert errors[-1] < 1e-4 * float(table.norm())
-    assert all(later <= earlier + 1e-6 for earlier, later in zip(errors, errors[1:], strict=False))
+    assert all(later <= earlier + 1e-6 for earlier, later in pairwise(errors))
