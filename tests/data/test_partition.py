@@ -126,7 +126,12 @@ def test_impossible_requests_are_refused(kind, clients, message):
 
 
 @settings(max_examples=50, deadline=None)
-@given(users=st.integers(1, 40), data=st.data(), kind=st.sampled_from(sorted({*PARTITION_KINDS} - {"market"})), seed=st.integers(0, 2))
+@given(
+    users=st.integers(1, 40),
+    data=st.data(),
+    kind=st.sampled_from(sorted({*PARTITION_KINDS} - {"market"})),
+    seed=st.integers(0, 2),
+)
 def test_every_user_has_one_client_and_every_client_a_user(users, data, kind, seed):
     clients = data.draw(st.integers(1, users))
     owner = assign(of_users(users), kind, clients, seed)

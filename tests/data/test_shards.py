@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedhur_app.data import markets as markets_data
 from fedhur_app.data import store
 from fedhur_app.data.errors import DataError
-from fedhur_app.data import markets as markets_data
 from fedhur_app.data.interactions import from_raw
 from fedhur_app.data.partition import market_names
 from fedhur_app.data.shards import (
