@@ -78,7 +78,7 @@ def _check_comparable(settings: dict[str, Settings]) -> None:
     """All strategies must be tested on the same rows with lists of the same length."""
     first, *others = settings
     for other in others:
-        for key in ("dataset.name", "dataset.split", "dataset.synthetic", "evaluation.k"):
+        for key in ("dataset.name", "dataset.split", "dataset.synthetic", "dataset.markets", "evaluation.k"):
             one, two = (attrgetter(key)(settings[name]) for name in (first, other))
             if one != two:
                 raise SweepError(
@@ -188,7 +188,7 @@ def _fetch(dataset: str, say: Say) -> None:
     from fedhur_app.data import catalog
 
     entry = catalog.DATASETS.get(dataset)
-    if entry is None or entry.build is not None:
+    if entry is None or entry.generate is None:
         catalog.fetch(dataset, say=say)
 
 

@@ -73,7 +73,7 @@ class SplitSettings(Section):
 class ClientsSettings(Section):
     """How users are divided among clients."""
 
-    kind: Literal["id", "random", "taste", "one-user"]
+    kind: Literal["id", "random", "taste", "one-user", "market"]
     number: Positive
 
 
@@ -87,6 +87,28 @@ class SyntheticSettings(Section):
     popularity_skew: NonNegative
 
 
+class MarketsSettings(Section):
+    """The generator behind the data set `markets-synthetic`."""
+
+    users: list[Positive] = Field(min_length=1)
+    interactions_per_user: list[Positive] = Field(min_length=1)
+    items: Positive
+    dim: Positive
+    shift: Annotated[float, Field(ge=0.0, le=1.0)]
+    own_items: Annotated[float, Field(ge=0.0, le=1.0)]
+    popularity_skew: NonNegative
+    sharpness: NonNegative
+
+    @model_validator(mode="after")
+    def _one_number_a_market(self) -> "MarketsSettings":
+        if len(self.users) != len(self.interactions_per_user):
+            raise ValueError(
+                f"users has {len(self.users)} numbers and interactions_per_user {len(self.interactions_per_user)}: "
+                "give both one number a market"
+            )
+        return self
+
+
 class DatasetSettings(Section):
     """Which data, how split, how shared out."""
 
@@ -94,6 +116,7 @@ class DatasetSettings(Section):
     split: SplitSettings
     clients: ClientsSettings
     synthetic: SyntheticSettings
+    markets: MarketsSettings
 
 
 class ModelSettings(Section):

@@ -361,6 +361,13 @@ def test_data_describe_counts_the_synthetic_data() -> None:
     assert re.search(r"^clients +10$", shown.output, re.MULTILINE)
 
 
+def test_data_describe_counts_the_users_of_markets() -> None:
+    shown = invoke("data", "describe", "markets-synthetic", "--set", "dataset.markets.users=[30,12]")
+    assert shown.exit_code == 0, shown.output
+    assert re.search(r"^clients +2$", shown.output, re.MULTILINE)
+    assert re.search(r"^market +users +interactions\n0 +30 +\d+\n1 +12 +\d+$", shown.output, re.MULTILINE)
+
+
 def test_data_fetch_of_an_unknown_name_is_one_line() -> None:
     shown = invoke("data", "fetch", "ml-10k")
     assert shown.exit_code == 2

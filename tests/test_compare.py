@@ -385,6 +385,7 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(
 def test_strategies_that_are_tested_differently_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def load(dataset: str, strategy: str, seed: int, overrides: str) -> Any:
         more = {"a": "", "b": "dataset.clients.number=3", "c": "evaluation.k=5", "d": "dataset.split.kind=temporal"}
+        more["e"] = "dataset.markets.shift=0.25"
         return load_settings(dataset, "local", seed, f"{overrides} {more.get(strategy, '')}")
 
     monkeypatch.setattr(compare, "load_settings", load)
@@ -393,6 +394,8 @@ def test_strategies_that_are_tested_differently_are_refused(monkeypatch: pytest.
         plan("synthetic", ["a", "c"], [1], [], tmp_path)
     with pytest.raises(SweepError, match=r"dataset\.split is kind='random'"):
         plan("synthetic", ["a", "d"], [1], [], tmp_path)
+    with pytest.raises(SweepError, match=r"dataset\.markets is .*shift=0\.5.*shift=0\.25"):
+        plan("synthetic", ["a", "e"], [1], [], tmp_path)
     runs = plan("synthetic", ["x/y/a"], [7], [], tmp_path)
     assert [run.folder for run in runs] == [tmp_path / "runs" / "x-y-a" / "seed-7"]
     with pytest.raises(SweepError, match="would both be kept in a folder named x-a"):

@@ -65,6 +65,13 @@ def test_any_python_float_survives_an_override(value):
         ("fraction_train=0", ["fraction_train", "0", "greater than 0"]),
         ("train.lr=.inf", ["train.lr", "finite"]),
         ("dataset.split.ratios=[0.5,0.5,0.5]", ["dataset.split", "sum to 1"]),
+        ("dataset.clients.kind=country", ["dataset.clients.kind", "'country'", "'market'"]),
+        (
+            "dataset.markets.users=[5]",
+            ["dataset.markets", "users has 1", "interactions_per_user 2", "one number a market"],
+        ),
+        ("dataset.markets.users=[5,0]", ["dataset.markets.users.1", "0", "greater than or equal to 1"]),
+        ("dataset.markets.shift=1.5", ["dataset.markets.shift", "1.5", "less than or equal to 1"]),
         ("hierarchy.branching=[2,2]", ["residual.beta", "3 values", "2 levels"]),
         ("hierarchy.branching=[2,2,2,2,2,2]", ["hierarchy.branching", "at most 5"]),
         ("min_rounds=500", ["min_rounds", "500", "rounds"]),

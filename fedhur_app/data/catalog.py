@@ -10,7 +10,7 @@ from typing import Any
 
 import platformdirs
 
-from fedhur_app.data import movielens, synthetic
+from fedhur_app.data import markets, movielens, synthetic
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import Interactions
 from fedhur_app.data.store import load_interactions, publish, save_interactions, temporary_folder
@@ -25,14 +25,21 @@ class DataSet:
         summary: One line about it.
         licence: Its terms, shown when it is fetched.
         source: Where it comes from.
-        build: Downloads into an empty folder and returns the checked data; None for generated data.
+        build: Downloads into an empty folder and returns the checked data; None for data without a download of
+            their own.
+        generate: Draws the data; None for data that are not generated.
+        base: Data set that this one is made of; it is fetched instead.
+        derive: Makes this data set, whose name is the second argument, of its base.
     """
 
     name: str
     summary: str
     licence: str
     source: str
-    build: Callable[[Path, Callable[[str], object]], Interactions] | None
+    build: Callable[[Path, Callable[[str], object]], Interactions] | None = None
+    generate: Callable[..., Interactions] | None = None
+    base: str = ""
+    derive: Callable[[Interactions, str], Interactions] | None = None
 
 
 DATASETS: dict[str, DataSet] = {
@@ -46,11 +53,26 @@ DATASETS: dict[str, DataSet] = {
             build=movielens.build_ml_100k,
         ),
         DataSet(
+            name="markets-ml-100k",
+            summary="MovieLens 100K in 11 markets: the zip code areas of its users, and all others",
+            licence=movielens.LICENCE,
+            source=movielens.URL,
+            base="ml-100k",
+            derive=movielens.with_zip_code_markets,
+        ),
+        DataSet(
+            name="markets-synthetic",
+            summary="generated: markets with one catalogue and tastes that differ as much as one likes",
+            licence="Generated data, free of any terms.",
+            source="fedhur_app.data.markets",
+            generate=markets.generate,
+        ),
+        DataSet(
             name="synthetic",
             summary="generated: users who mix a few of many groups of items within groups",
             licence="Generated data, free of any terms.",
             source="fedhur_app.data.synthetic",
-            build=None,
+            generate=synthetic.generate,
         ),
     )
 }
@@ -81,7 +103,7 @@ def fetch(name: str, home: Path | None = None, say: Callable[[str], object] = pr
         say: Takes each line that people should read.
 
     Returns:
-        The folder of the data set.
+        The folder of the data set; that of its base where it is made of another one.
 
     Raises:
         DataError: Unknown name, no source reachable, wrong checksum. Nothing is left behind then.
@@ -89,6 +111,8 @@ def fetch(name: str, home: Path | None = None, say: Callable[[str], object] = pr
     entry = _entry(name)
     home = data_home() if home is None else Path(home)
     folder = home / name
+    if entry.base:
+        return fetch(entry.base, home, say)
     if entry.build is None:
         say(f"{name} is generated when it is loaded; there is nothing to fetch.")
         return folder
@@ -102,26 +126,35 @@ def fetch(name: str, home: Path | None = None, say: Callable[[str], object] = pr
     return folder
 
 
-def load_dataset(name: str, home: Path | None = None, synthetic: Mapping[str, Any] | None = None) -> Interactions:
+def load_dataset(
+    name: str,
+    home: Path | None = None,
+    synthetic: Mapping[str, Any] | None = None,
+    markets: Mapping[str, Any] | None = None,
+) -> Interactions:
     """Load a data set by name; one that was never fetched is fetched first.
 
     Args:
         name: A name in `DATASETS`.
         home: Folder of all data sets; :func:`data_home` by default.
         synthetic: Arguments of :func:`fedhur_app.data.synthetic.generate` for the data set `synthetic`.
+        markets: Arguments of :func:`fedhur_app.data.markets.generate` for the data set `markets-synthetic`.
 
     Raises:
         DataError: As :func:`fetch`; a damaged file; an argument that the generator does not know.
     """
-    if _entry(name).build is None:
-        return _generate(synthetic or {})
-    return load_interactions(fetch(name, home))
+    entry = _entry(name)
+    if entry.generate is not None:
+        arguments = {"synthetic": synthetic, "markets-synthetic": markets}[name]
+        return _generate(entry.generate, arguments or {})
+    data = load_interactions(fetch(name, home))
+    return data if entry.derive is None else entry.derive(data, name)
 
 
-def _generate(arguments: Mapping[str, Any]) -> Interactions:
-    known = inspect.signature(synthetic.generate).parameters
+def _generate(generate: Callable[..., Interactions], arguments: Mapping[str, Any]) -> Interactions:
+    known = inspect.signature(generate).parameters
     for key in arguments:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.4) or sorted(known)
-            raise DataError(f"synthetic data has no setting '{key}'; did you mean {' or '.join(near)}?")
-    return synthetic.generate(**arguments)
+            raise DataError(f"generated data has no setting '{key}'; did you mean {' or '.join(near)}?")
+    return generate(**arguments)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedhur_app.data.interactions import Interactions
+from fedhur_app.data.partition import market_names
 from fedhur_app.data.shards import Shard, load_prepared, load_shard, make_shards, shard_path
 
 
@@ -45,6 +46,7 @@ class Description:
         users_without_valid: Users who do not count in validation means.
         users_without_test: Users who do not count in test means.
         items_never_in_training: Items of the catalogue that no training row holds.
+        markets: Name, users and interactions of each market, () for data without markets.
         notes: What the loader dropped, in words.
     """
 
@@ -61,6 +63,7 @@ class Description:
     users_without_valid: int
     users_without_test: int
     items_never_in_training: int
+    markets: tuple[tuple[str, int, int], ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -72,7 +75,7 @@ def describe(data: Interactions, labels: np.ndarray, owner: np.ndarray) -> Descr
         labels: 0 train, 1 validation, 2 test, (n,).
         owner: Client of each user, (n_users,).
     """
-    return _of_shards(data.name, data.n_items, make_shards(data, labels, owner), data.notes)
+    return _of_shards(data.name, data.n_items, make_shards(data, labels, owner), market_names(data), data.notes)
 
 
 def describe_prepared(folder: Path) -> Description:
@@ -83,10 +86,12 @@ def describe_prepared(folder: Path) -> Description:
     """
     prepared = load_prepared(folder)
     shards = [load_shard(shard_path(folder, client)) for client in range(prepared.clients)]
-    return _of_shards(prepared.dataset, prepared.n_items, shards, prepared.notes)
+    return _of_shards(prepared.dataset, prepared.n_items, shards, prepared.markets, prepared.notes)
 
 
-def _of_shards(name: str, items: int, shards: list[Shard], notes: tuple[str, ...]) -> Description:
+def _of_shards(
+    name: str, items: int, shards: list[Shard], markets: tuple[str, ...], notes: tuple[str, ...]
+) -> Description:
     users = sum(shard.n_users for shard in shards)
     sizes = [sum(len(getattr(shard, part)) for shard in shards) for part in ("train", "valid", "test")]
     without = [
@@ -109,8 +114,19 @@ def _of_shards(name: str, items: int, shards: list[Shard], notes: tuple[str, ...
         users_without_valid=without[1],
         users_without_test=without[2],
         items_never_in_training=int((~trained).sum()),
+        markets=_by_market(shards, markets),
         notes=notes,
     )
+
+
+def _by_market(shards: list[Shard], names: tuple[str, ...]) -> tuple[tuple[str, int, int], ...]:
+    """Name, users and interactions of each market."""
+    users, interactions = (np.zeros(len(names), dtype=np.int64) for _ in range(2))
+    for shard in shards:
+        if shard.markets is not None:
+            np.add.at(users, shard.markets, 1)
+            np.add.at(interactions, shard.markets, shard.train.counts + shard.valid.counts + shard.test.counts)
+    return tuple(zip(names, users.tolist(), interactions.tolist(), strict=True))
 
 
 def as_dict(description: Description) -> dict[str, Any]:
@@ -139,6 +155,9 @@ def render(description: Description) -> str:
     for label, spread in (("users", d.users_per_client), ("training interactions", d.train_per_client)):
         values = (spread.min, spread.q1, spread.median, spread.q3, spread.max)
         lines.append(f"{label:<32}" + "".join(f"{value:>10g}" for value in values))
+    if d.markets:
+        lines += ["", f"{'market':<32}{'users':>10}{'interactions':>14}"]
+        lines += [f"{market:<32}{users:>10}{interactions:>14}" for market, users, interactions in d.markets]
     lines += [f"note: {note}" for note in d.notes]
     return "\n".join(lines)
 

@@ -3,21 +3,34 @@
 from fedhur_app.config import OWN_DATA, Settings
 from fedhur_app.data.catalog import load_dataset
 from fedhur_app.data.interactions import Interactions
+from fedhur_app.data.partition import check_markets, market_names
 from fedhur_app.data.shards import PreparedData, prepare
 
 
 def load_interactions_of(settings: Settings) -> Interactions:
     """The data set that the settings name (fetched if it never was)."""
     dataset = settings.dataset
-    return load_dataset(dataset.name, synthetic=dataset.synthetic.model_dump() | {"seed": settings.seed})
+    return load_dataset(
+        dataset.name,
+        synthetic=dataset.synthetic.model_dump() | {"seed": settings.seed},
+        markets=dataset.markets.model_dump() | {"seed": settings.seed},
+    )
 
 
 def number_of_clients(settings: Settings) -> int:
-    """How many clients a run with these settings has."""
+    """How many clients a run with these settings has.
+
+    Raises:
+        DataError: One client a market is wanted of data without markets; the data set cannot be loaded.
+    """
     if settings.centralised:
         return 1
     if settings.dataset.clients.kind == "one-user":
         return load_interactions_of(settings).n_users
+    if settings.dataset.clients.kind == "market":
+        data = load_interactions_of(settings)
+        check_markets(data)
+        return len(market_names(data))
     return settings.dataset.clients.number
 
 

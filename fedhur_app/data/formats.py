@@ -62,8 +62,9 @@ def read_recbole(folder: Path, name: str) -> Interactions:
     """Read a data set in RecBole's atomic files, which start with a header such as `user_id:token`.
 
     Args:
-        folder: Holds `<name>.inter` (user_id, item_id, and rating and timestamp if there) and, if they are
-            there, `<name>.item` (movie_title, release_year, class or genre) and `<name>.user` (zip_code).
+        folder: Holds `<name>.inter` (user_id, item_id, and rating, timestamp and market if there) and, if they are
+            there, `<name>.item` (movie_title, release_year, class or genre) and `<name>.user` (zip_code, market).
+            The market may be called market or market_id; that of a row goes before that of its user.
         name: Name of the files and of the data set.
 
     Raises:
@@ -72,8 +73,9 @@ def read_recbole(folder: Path, name: str) -> Interactions:
     path = folder / f"{name}.inter"
     columns, rows = _atomic(path, ("user_id", "item_id"))
     user, item = columns["user_id"], columns["item_id"]
-    rating, time = columns.get("rating"), columns.get("timestamp")
+    rating, time, market = columns.get("rating"), columns.get("timestamp"), _market_column(columns)
     users, items, ratings, times = [], [], [], []
+    markets: list[str] | None = None if market is None else []
     for line, cells in rows:
         users.append(_identifier(cells[user], path, line, "user_id"))
         items.append(_identifier(cells[item], path, line, "item_id"))
@@ -81,6 +83,8 @@ def read_recbole(folder: Path, name: str) -> Interactions:
             ratings.append(_number(cells[rating], path, line, "rating"))
         if time is not None:
             times.append(_whole(cells[time], path, line, "timestamp"))
+        if market is not None and markets is not None:
+            markets.append(_identifier(cells[market], path, line, "market", "name"))
 
     titles: dict[str, str] | None = None
     genres: dict[str, list[str]] | None = None
@@ -95,14 +99,25 @@ def read_recbole(folder: Path, name: str) -> Interactions:
     zip_codes = None
     if (path := folder / f"{name}.user").exists():
         columns, rows = _atomic(path, ("user_id",))
+        listed = list(rows)
         if "zip_code" in columns:
-            zip_codes = {cells[columns["user_id"]]: cells[columns["zip_code"]] for _, cells in rows}
+            zip_codes = {cells[columns["user_id"]]: cells[columns["zip_code"]] for _, cells in listed}
+        market = _market_column(columns)
+        if markets is None and market is not None:
+            market_of = {
+                cells[columns["user_id"]]: _identifier(cells[market], path, line, "market", "name")
+                for line, cells in listed
+            }
+            if missing := len(set(users) - set(market_of)):
+                raise DataError(f"{path}: {missing} users of {name}.inter are not there, so their market is unknown")
+            markets = [market_of[user] for user in users]
     return from_raw(
         name,
         users,
         items,
         ratings if rating is not None else None,
         times if time is not None else None,
+        markets=markets,
         catalogue=titles,
         item_titles=titles,
         item_genres=genres,
@@ -158,9 +173,13 @@ def _atomic(path: Path, needed: tuple[str, ...]) -> tuple[dict[str, int], Iterat
     return columns, _rows(path, "\t", len(header), first_line=2)
 
 
-def _identifier(cell: str, path: Path, line: int, column: str) -> str:
+def _market_column(columns: dict[str, int]) -> int | None:
+    return columns.get("market", columns.get("market_id"))
+
+
+def _identifier(cell: str, path: Path, line: int, column: str, what: str = "id") -> str:
     if not cell.strip():
-        raise DataError(f"{path}, line {line}, column '{column}': the id is empty")
+        raise DataError(f"{path}, line {line}, column '{column}': the {what} is empty")
     return cell
 
 

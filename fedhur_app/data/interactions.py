@@ -29,6 +29,7 @@ class Interactions:
         item_titles: Title of each item as text, "" where unknown, (n_items,); None without a title file.
         item_genres: Genres of each item, () where unknown; None without such a file.
         user_zip_codes: Zip code of each user as text, "" where unknown, (n_users,); None if not known.
+        user_markets: Name of the market of each user as text, (n_users,); None where the data set has no markets.
         notes: What the loader dropped, counted, in words for people.
     """
 
@@ -42,6 +43,7 @@ class Interactions:
     item_titles: np.ndarray | None = None
     item_genres: tuple[tuple[str, ...], ...] | None = None
     user_zip_codes: np.ndarray | None = None
+    user_markets: np.ndarray | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -59,7 +61,7 @@ class Interactions:
         return len(self.users)
 
     def fingerprint(self) -> str:
-        """16 hex digits that change when users, items, timestamps, their order or the ids change.
+        """16 hex digits that change when users, items, timestamps, their order, the ids or the markets change.
 
         Ratings, titles, genres and zip codes do not count. The same on every machine.
         """
@@ -69,6 +71,8 @@ class Interactions:
             digest.update(b"|")
         for ids in (self.user_ids, self.item_ids):
             digest.update(json.dumps(ids.tolist()).encode())
+        if self.user_markets is not None:  # data without markets keep the fingerprint they always had
+            digest.update(b"|" + json.dumps(self.user_markets.tolist()).encode())
         return digest.hexdigest()[:16]
 
 
@@ -89,6 +93,15 @@ def _id_array(raw: npt.ArrayLike, what: str) -> np.ndarray:
     return array
 
 
+def in_order(ids: Iterable[str]) -> list[str]:
+    """Distinct ids sorted by value when all are integers, else as text."""
+    texts = sorted(ids)
+    if all(map(_INTEGER.fullmatch, texts)):
+        # "01" and "1" are two ids with one value: the text decides between them.
+        texts.sort(key=lambda text: (int(text), text))
+    return texts
+
+
 def _dense(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Number the distinct ids 0, 1, ...: by value when all are integers, else by text.
 
@@ -96,13 +109,11 @@ def _dense(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         Numbers int64 (n,) and the distinct ids as text, in that order.
     """
     distinct, codes = np.unique(array, return_inverse=True)
-    if array.dtype.kind == "U" and all(map(_INTEGER.fullmatch, distinct)):
-        texts = distinct.tolist()
-        # "01" and "1" are two ids with one value: the text decides between them.
-        order = np.array(sorted(range(len(texts)), key=lambda i: (int(texts[i]), texts[i])))
-        number = np.empty_like(order)
-        number[order] = np.arange(len(order))
-        distinct, codes = distinct[order], number[codes]
+    if array.dtype.kind == "U":
+        ordered = in_order(distinct.tolist())
+        number = {text: place for place, text in enumerate(ordered)}
+        codes = np.array([number[text] for text in distinct.tolist()])[codes]
+        distinct = np.array(ordered)
     return codes.astype(np.int64), distinct.astype(str)
 
 
@@ -136,6 +147,7 @@ def from_raw(
     ratings: npt.ArrayLike | None = None,
     timestamps: npt.ArrayLike | None = None,
     *,
+    markets: npt.ArrayLike | None = None,
     catalogue: Iterable[str] | None = None,
     item_titles: Mapping[str, str] | None = None,
     item_genres: Mapping[str, Sequence[str]] | None = None,
@@ -148,21 +160,26 @@ def from_raw(
     seen in the rows and those of `catalogue`. Of rows that repeat a (user, item) pair only the last is kept:
     the latest by time, the last in the file where times tie or are absent; it keeps its place in the order.
 
+    A user belongs to one market: an id that occurs in two markets means two users. If there is such an id, ids say
+    nothing across markets, and every user's id becomes `<market>/<user>`; if there is none, ids stay as they are.
+
     Args:
         name: Name of the data set.
         raw_users: User ids, integers or text, (n,).
         raw_items: Item ids, integers or text, (n,).
         ratings: Numbers (n,), or None.
         timestamps: Whole numbers (n,), or None; float64 is taken if every value is whole.
+        markets: Market of each row, integers or text without `/`, (n,); None for data without markets.
         catalogue: Ids of items that belong to the catalogue even if no row names them.
         item_titles: Title by original item id (as text); ids that do not occur are ignored.
         item_genres: Genres by original item id.
-        user_zip_codes: Zip code by original user id.
+        user_zip_codes: Zip code by original user id (without the market).
         notes: What the reader dropped before, in words.
 
     Raises:
         DataError: No rows, columns of unequal length, an id that is empty or neither integer nor text, a
-            rating that is not a finite number, a timestamp that is not a whole number.
+            rating that is not a finite number, a timestamp that is not a whole number, a market that is empty or
+            holds a `/`.
     """
     users_raw, items_raw = _id_array(raw_users, "user"), _id_array(raw_items, "item")
     n = len(users_raw)
@@ -173,6 +190,9 @@ def from_raw(
     if timestamps is not None:
         timestamps = np.asarray(timestamps)
         columns["timestamps"] = len(timestamps)
+    if markets is not None:
+        markets = _id_array(markets, "market").astype(str)
+        columns["markets"] = len(markets)
     if len(set(columns.values())) > 1:
         listed = ", ".join(f"{column}: {length}" for column, length in columns.items())
         raise DataError(f"{name}: the columns have unequal lengths ({listed})")
@@ -189,7 +209,11 @@ def from_raw(
 
     if catalogue is not None:
         items_raw = np.concatenate([items_raw.astype(str), np.array(list(catalogue), dtype=str)])
+    original_ids = users_raw.astype(str)
+    if markets is not None:
+        users_raw = _ids_of_users(name, users_raw, markets)
     users, user_ids = _dense(users_raw)
+    first_row = np.unique(users, return_index=True)[1]
     items, item_ids = _dense(items_raw)
     items = items[:n]
 
@@ -209,9 +233,20 @@ def from_raw(
         item_ids=item_ids,
         item_titles=_looked_up(item_titles, item_ids),
         item_genres=None if item_genres is None else tuple(tuple(item_genres.get(i, ())) for i in item_ids),
-        user_zip_codes=_looked_up(user_zip_codes, user_ids),
+        user_zip_codes=_looked_up(user_zip_codes, original_ids[first_row]),
+        user_markets=None if markets is None else markets[first_row],
         notes=notes,
     )
+
+
+def _ids_of_users(name: str, ids: np.ndarray, markets: np.ndarray) -> np.ndarray:
+    """The id of each row's user: as given, or with the market where an id occurs in two of them, (n,)."""
+    if (bad := np.flatnonzero(np.char.find(markets, "/") >= 0)).size:
+        raise DataError(f"{name}: row {bad[0]}: the name of the market holds a '/', which is kept for user ids")
+    users, market = _dense(ids)[0], _dense(markets)[0]
+    if len(np.unique(users * (market.max() + 1) + market)) == users.max() + 1:
+        return ids
+    return np.array([f"{where}/{user}" for where, user in zip(markets, ids, strict=True)])
 
 
 def _looked_up(values: Mapping[str, str] | None, ids: np.ndarray) -> np.ndarray | None:

@@ -17,6 +17,7 @@ import numpy as np
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.formats import ML_100K_GENRES, read_grouplens_100k, read_recbole
 from fedhur_app.data.interactions import Interactions
+from fedhur_app.data.partition import OTHER_MARKET
 
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 # Published beside the archive.
@@ -63,6 +64,26 @@ def build_ml_100k(workspace: Path, say: Callable[[str], object]) -> Interactions
     if content_sha256(data) != CONTENT_SHA256:
         raise DataError("the rows of MovieLens 100K are not the published ones; nothing was kept")
     return data
+
+
+def with_zip_code_markets(data: Interactions, name: str) -> Interactions:
+    """The same data under another name, with regions as markets: the first digit of a user's zip code.
+
+    The ten digits are the ten zip code areas of the USA, from "0" (the north-east) to "9" (the Pacific). Zip codes
+    that begin otherwise (Canadian ones begin with a letter), and users without one, are the market "other".
+
+    Args:
+        data: A data set with zip codes.
+        name: Name of the result.
+
+    Raises:
+        DataError: The data set has no zip codes.
+    """
+    if data.user_zip_codes is None:
+        raise DataError(f"{data.name} has no zip codes to make markets of; fetch it again")
+    first = [code[:1] for code in data.user_zip_codes.tolist()]
+    markets = np.array([digit if digit in set("0123456789") else OTHER_MARKET for digit in first])
+    return replace(data, name=name, user_markets=markets)
 
 
 def content_sha256(data: Interactions) -> str:

@@ -4,11 +4,13 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedhur_app.data.errors import DataError
-from fedhur_app.data.interactions import Interactions
+from fedhur_app.data.interactions import Interactions, in_order
 from fedhur_app.data.split import TRAIN
 from fedhur_app.seeding import numpy_generator
 
-PARTITION_KINDS = ("id", "random", "taste", "one-user")
+PARTITION_KINDS = ("id", "random", "taste", "one-user", "market")
+# The market of all who belong to no other one; it is numbered last.
+OTHER_MARKET = "other"
 _TASTE_CLUSTERS = 8
 _TASTE_RANK = 16
 
@@ -23,6 +25,7 @@ def assign_clients(data: Interactions, labels: np.ndarray, kind: str, clients: i
     - `random`: users in random order.
     - `taste`: users in the order of their taste cluster, see :func:`taste_clusters` (non-IID).
     - `one-user`: a client for each user; `clients` is not used.
+    - `market`: a client for each market, in the order of :func:`market_names`; `clients` is not used.
 
     Args:
         data: The interactions.
@@ -35,13 +38,18 @@ def assign_clients(data: Interactions, labels: np.ndarray, kind: str, clients: i
         int64 (n_users,): client number 0..K-1 of each user. Every client owns a user.
 
     Raises:
-        DataError: Unknown kind; fewer than one client or more clients than users.
+        DataError: Unknown kind; fewer than one client or more clients than users; `market` for data without markets.
     """
     if kind not in PARTITION_KINDS:
         raise DataError(f"there is no partition '{kind}'; choose one of {', '.join(PARTITION_KINDS)}")
     users = data.n_users
     if kind == "one-user":
         return np.arange(users, dtype=np.int64)
+    if kind == "market":
+        check_markets(data)
+        numbers = market_numbers(data)
+        assert numbers is not None
+        return numbers
     if clients < 1:
         raise DataError(f"the number of clients must be at least 1, not {clients}")
     if clients > users:
@@ -54,6 +62,37 @@ def assign_clients(data: Interactions, labels: np.ndarray, kind: str, clients: i
     owner = np.empty(users, dtype=np.int64)
     owner[order] = np.minimum(np.arange(users) // (users // clients), clients - 1)
     return owner
+
+
+def check_markets(data: Interactions) -> None:
+    """Refuse data that cannot be shared out by market.
+
+    Raises:
+        DataError: The data set has no markets.
+    """
+    if data.user_markets is None:
+        raise DataError(f"{data.name} has no markets to make clients of; choose another dataset.clients.kind")
+
+
+def market_names(data: Interactions) -> tuple[str, ...]:
+    """Names of the markets of a data set; their places are the numbers of the markets, and of clients by market.
+
+    Every market has a user. They are sorted by value if all are integers, else as text; "other" is the last in
+    either case. () for data without markets.
+    """
+    if data.user_markets is None:
+        return ()
+    names = set(data.user_markets.tolist())
+    last = names & {OTHER_MARKET}
+    return (*in_order(names - last), *last)
+
+
+def market_numbers(data: Interactions) -> np.ndarray | None:
+    """Number of the market of each user, int64 (n_users,); None for data without markets."""
+    if data.user_markets is None:
+        return None
+    number = {name: place for place, name in enumerate(market_names(data))}
+    return np.array([number[name] for name in data.user_markets.tolist()], dtype=np.int64)
 
 
 def taste_clusters(data: Interactions, labels: np.ndarray, seed: int = 1) -> np.ndarray:

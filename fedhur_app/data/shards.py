@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from fedhur_app.data.attributes import attributes_path, save_attributes
 from fedhur_app.data.catalog import data_home
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import Interactions
-from fedhur_app.data.partition import assign_clients
+from fedhur_app.data.partition import assign_clients, market_names, market_numbers
 from fedhur_app.data.split import split_labels
 from fedhur_app.data.store import publish, read_npz, temporary_folder, write_npz
 
 _FORM = "fedhur-shard 1"
 _PARTS = ("train", "valid", "test")
 # Raise it when the same settings give other content: prepared folders of before are then not found any more.
-_CONTENT_VERSION = 1
+_CONTENT_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,8 @@ class Shard:
         train: Training items of the local users.
         valid: Validation items.
         test: Test items.
+        markets: int64 (U,): number of the market of each local user, the same numbers at all clients (see
+            `PreparedData.markets`); None where the data set has no markets. Private.
     """
 
     client: int
@@ -73,6 +76,7 @@ class Shard:
     train: UserItems
     valid: UserItems
     test: UserItems
+    markets: np.ndarray | None = None
 
     @property
     def n_users(self) -> int:
@@ -108,6 +112,8 @@ def make_shards(data: Interactions, labels: np.ndarray, owner: np.ndarray) -> li
     slot[user_order] = np.arange(data.n_users)
     ends = np.concatenate([[0], np.cumsum(users_of)])
 
+    users_by_client = [user_order[ends[k] : ends[k + 1]] for k in range(len(users_of))]
+    markets = market_numbers(data)
     parts = []
     for label in range(len(_PARTS)):
         rows = labels == label
@@ -117,8 +123,8 @@ def make_shards(data: Interactions, labels: np.ndarray, owner: np.ndarray) -> li
         indptr = np.concatenate([[0], np.cumsum(counts)])
         parts.append([_slice(indptr, items, ends[k], ends[k + 1]) for k in range(len(users_of))])
     return [
-        Shard(client, data.n_items, user_order[ends[client] : ends[client + 1]], train, valid, test)
-        for client, (train, valid, test) in enumerate(zip(*parts, strict=True))
+        Shard(client, data.n_items, users, train, valid, test, None if markets is None else markets[users])
+        for client, (users, train, valid, test) in enumerate(zip(users_by_client, *parts, strict=True))
     ]
 
 
@@ -130,6 +136,8 @@ def _slice(indptr: np.ndarray, items: np.ndarray, start: int, end: int) -> UserI
 def save_shard(path: Path, shard: Shard) -> None:
     """Write a shard to a file (npz), whole or not at all."""
     arrays = {"head": np.array([shard.client, shard.n_items], dtype=np.int64), "users": shard.users}
+    if shard.markets is not None:
+        arrays["markets"] = shard.markets
     for part in _PARTS:
         user_items: UserItems = getattr(shard, part)
         arrays[f"{part}_indptr"], arrays[f"{part}_items"] = user_items.indptr, user_items.items
@@ -155,7 +163,12 @@ def load_shard(path: Path) -> Shard:
         fits = fits and part.indptr[-1] == len(part.items)
         if not (fits and (part.counts >= 0).all() and ((part.items >= 0) & (part.items < n_items)).all()):
             raise DataError(f"{path} contradicts itself ({name}); delete it and prepare the data again")
-    return Shard(client, n_items, users, **parts)
+    markets = arrays.get("markets")
+    if markets is not None and not (
+        markets.shape == users.shape and markets.dtype == np.int64 and (markets >= 0).all()
+    ):
+        raise DataError(f"{path} contradicts itself (markets); delete it and prepare the data again")
+    return Shard(client, n_items, users, **parts, markets=markets)
 
 
 @dataclass(frozen=True)
@@ -171,6 +184,9 @@ class PreparedData:
         n_items: Size of the catalogue.
         n_interactions: Numbers of training, validation and test interactions.
         notes: What the loader of the data set dropped, in words.
+        markets: Names of the markets by number, () for data without markets. With one client a market these are also
+            the numbers of the clients.
+        n_attributes: Number of item attributes, see :func:`fedhur_app.data.attributes.load_attributes`; 0: no file.
     """
 
     folder: Path
@@ -181,6 +197,8 @@ class PreparedData:
     n_items: int
     n_interactions: tuple[int, int, int]
     notes: tuple[str, ...] = ()
+    markets: tuple[str, ...] = ()
+    n_attributes: int = 0
 
 
 def shard_path(folder: Path, client: int) -> Path:
@@ -197,7 +215,9 @@ def prepare(
     seed: int,
     home: Path | None = None,
 ) -> PreparedData:
-    """Split, partition and write the shards of all clients; a folder made before is used again.
+    """Split, partition and write the shards of all clients and the items' attributes.
+
+    A folder made before is used again.
 
     Several processes may do this at once: the folder appears whole, by one rename.
 
@@ -217,13 +237,15 @@ def prepare(
     Raises:
         DataError: As the functions above.
     """
+    markets = market_names(data)
     settings: dict[str, Any] = {
         "version": _CONTENT_VERSION,
         "data": data.fingerprint(),
         "split": split_kind,
         "ratios": [float(share) for share in ratios],
         "partition": partition_kind,
-        "clients": data.n_users if partition_kind == "one-user" else clients,
+        "clients": {"one-user": data.n_users, "market": len(markets)}.get(partition_kind, clients),
+        "genres": hashlib.sha256(json.dumps(data.item_genres).encode()).hexdigest()[:16],
         "seed": seed,
     }
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
@@ -236,19 +258,21 @@ def prepare(
     owner = assign_clients(data, labels, partition_kind, clients, seed)
     shards = make_shards(data, labels, owner)
     train, valid, test = (int(count) for count in np.bincount(labels, minlength=3))
-    prepared = PreparedData(
-        folder=folder,
-        dataset=data.name,
-        fingerprint=settings["data"],
-        clients=len(shards),
-        n_users=data.n_users,
-        n_items=data.n_items,
-        n_interactions=(train, valid, test),
-        notes=data.notes,
-    )
     with temporary_folder(folder.parent) as workspace:
         for shard in shards:
             save_shard(shard_path(workspace, shard.client), shard)
+        prepared = PreparedData(
+            folder=folder,
+            dataset=data.name,
+            fingerprint=settings["data"],
+            clients=len(shards),
+            n_users=data.n_users,
+            n_items=data.n_items,
+            n_interactions=(train, valid, test),
+            notes=data.notes,
+            markets=markets,
+            n_attributes=save_attributes(workspace, data),
+        )
         meta = {key: value for key, value in asdict(prepared).items() if key != "folder"}
         (workspace / "meta.json").write_text(json.dumps(meta | {"settings": settings}, indent=1))
         publish(workspace, folder, _is_complete)
@@ -273,6 +297,8 @@ def load_prepared(folder: Path) -> PreparedData:
             n_items=int(meta["n_items"]),
             n_interactions=tuple(meta["n_interactions"]),
             notes=tuple(meta["notes"]),
+            markets=tuple(meta["markets"]),
+            n_attributes=int(meta["n_attributes"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} holds no prepared data (meta.json is missing or damaged)") from error
@@ -284,4 +310,7 @@ def _is_complete(folder: Path) -> bool:
     except DataError:
         return False
     present = {entry.name for entry in os.scandir(folder)}
-    return all(shard_path(folder, client).name in present for client in range(prepared.clients))
+    needed = {shard_path(folder, client).name for client in range(prepared.clients)}
+    if prepared.n_attributes:
+        needed.add(attributes_path(folder).name)
+    return needed <= present

@@ -19,7 +19,7 @@ from fedhur_app.data.interactions import Interactions
 _INTERACTIONS = "fedhur-interactions 1"
 # numpy answers foreign and damaged content in as many ways, and none of them names the file.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, AttributeError, TypeError)
-_OPTIONAL_ARRAYS = ("ratings", "timestamps", "item_titles", "user_zip_codes")
+_OPTIONAL_ARRAYS = ("ratings", "timestamps", "item_titles", "user_zip_codes", "user_markets")
 
 
 def write_npz(path: Path, form: str, arrays: Mapping[str, np.ndarray]) -> None:

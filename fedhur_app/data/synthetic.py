@@ -69,8 +69,7 @@ def generate(
     for children in branching:
         shares = draw.dirichlet(np.full(children, concentration), size=(users, interest.shape[1]))
         interest = (interest[:, :, None] * shares).reshape(users, -1)
-    spread = np.exp(draw.normal(-(activity_spread**2) / 2, activity_spread, users))
-    counts = np.clip(np.rint(interactions_per_user * spread), 1, items).astype(np.int64)
+    counts = draw_counts(users, interactions_per_user, activity_spread, items, draw)
 
     # float32 from here on: the table of users x items is what takes the time.
     focused, popularity = ((1 - noise) * interest).astype(np.float32), popularity.astype(np.float32)
@@ -83,9 +82,7 @@ def generate(
         for start in range(0, users, _USERS_AT_ONCE)
     ]
     who, what = np.repeat(np.arange(users), counts), np.concatenate(picked)
-    # Sorting by (user, time) puts the sorted times of a user beside that user's picks, which are in order.
-    when = _FIRST_SECOND + draw.integers(0, _SPAN_SECONDS, len(who))
-    when = when[np.lexsort((when, who))]
+    when = draw_times(who, draw)
     order = np.argsort(when, kind="stable")
 
     names = [_group_names(leaf, branching) for leaf in range(leaves)]
@@ -99,6 +96,32 @@ def generate(
         item_titles={item: f"item {item} (group {path[-1]})" for item, path in groups.items()},
         item_genres=groups,
     )
+
+
+def draw_counts(users: int, mean: float, spread: float, most: int, draw: np.random.Generator) -> np.ndarray:
+    """Log-normal numbers of interactions, (users,) int64 in 1..most.
+
+    Args:
+        users: Number of users.
+        mean: Mean of the numbers before they are rounded and bounded.
+        spread: Standard deviation of their log; 0: all the same.
+        most: Upper bound.
+        draw: The generator.
+    """
+    factor = np.exp(draw.normal(-(spread**2) / 2, spread, users))
+    return np.clip(np.rint(mean * factor), 1, most).astype(np.int64)
+
+
+def draw_times(who: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Seconds within one year that grow with the picks of each user, int64 (n,).
+
+    Args:
+        who: User of each pick, ascending; the picks of a user are in order, (n,).
+        draw: The generator.
+    """
+    when = _FIRST_SECOND + draw.integers(0, _SPAN_SECONDS, len(who))
+    # Sorting by (user, time) puts the sorted times of a user beside that user's picks.
+    return when[np.lexsort((when, who))]
 
 
 def _popularity(leaf_of: np.ndarray, leaves: int, skew: float, draw: np.random.Generator) -> np.ndarray:
@@ -124,6 +147,19 @@ def _pick(weights: np.ndarray, counts: np.ndarray, draw: np.random.Generator) ->
     """
     with np.errstate(divide="ignore", over="ignore"):
         arrival = draw.standard_exponential(weights.shape, dtype=np.float32) / weights
+    return first_arrivals(arrival, counts)
+
+
+def first_arrivals(arrival: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The items that arrive first at each user, in the order of arrival.
+
+    Args:
+        arrival: When each item arrives at each user, (u, items).
+        counts: How many items each user takes, (u,).
+
+    Returns:
+        The items of all users one after the other, (counts.sum(),).
+    """
     most = int(counts.max())
     first = np.argpartition(arrival, most - 1, axis=1)[:, :most]
     first = np.take_along_axis(first, np.argsort(np.take_along_axis(arrival, first, axis=1), axis=1), axis=1)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedhur_app.data.catalog import DATASETS
 from fedhur_app.evaluation.statistics import (
     PairedTest,
     Summary,
@@ -307,6 +308,7 @@ def _notes(outcomes: list[Outcome], tests: list[Comparison]) -> list[str]:
         "These tests treat users as independent, but all users share the same seeds (splits and initialisations) and "
         "the models trained on each other's data: they tell about more users, not about more seeds."
     )
-    if outcomes[0].run.settings.dataset.name == "synthetic":
+    entry = DATASETS.get(outcomes[0].run.settings.dataset.name)
+    if entry is not None and entry.generate is not None:
         notes.append("Synthetic data are drawn anew for every seed: a user number is another user in each of them.")
     return notes

@@ -2,14 +2,19 @@ import hashlib
 import io
 import urllib.error
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedhur_app.data import movielens
+from fedhur_app.config import OWN_DATA, available
+from fedhur_app.data import markets, movielens
 from fedhur_app.data.catalog import DATASETS, data_home, fetch, load_dataset
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.formats import read_recbole
+from fedhur_app.data.interactions import from_raw
+from fedhur_app.data.partition import market_names
+from fedhur_app.data.store import load_interactions, save_interactions
 from tests.data.test_formats import write_grouplens, write_recbole
 
 
@@ -42,7 +47,7 @@ def unreachable(url):
 
 
 def same(one, two):
-    arrays = ("users", "items", "ratings", "timestamps", "user_ids", "item_ids", "item_titles")
+    arrays = ("users", "items", "ratings", "timestamps", "user_ids", "item_ids", "item_titles", "user_markets")
     return (
         all(np.array_equal(getattr(one, key), getattr(two, key)) for key in (*arrays, "user_zip_codes"))
         and one.item_genres == two.item_genres
@@ -133,6 +138,60 @@ def test_synthetic_data_needs_no_fetch(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DataError, match="no setting 'user'; did you mean users"):
         load_dataset("synthetic", tmp_path, {"user": 7})
+
+
+def test_markets_synthetic_is_generated_from_settings(tmp_path):
+    said = []
+    fetch("markets-synthetic", tmp_path, said.append)
+    assert "nothing to fetch" in said[0]
+    data = load_dataset("markets-synthetic", tmp_path, {"users": 9}, {"users": [7, 4], "items": 16})
+    assert (data.name, data.n_users, data.n_items) == ("markets-synthetic", 11, 16)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match="no setting 'shfit'; did you mean shift"):
+        load_dataset("markets-synthetic", tmp_path, markets={"shfit": 0.1})
+
+
+def test_markets_ml_100k_is_ml_100k_with_markets(sources, monkeypatch):
+    said = []
+    folder = fetch("markets-ml-100k", sources / "home", said.append)
+    assert folder == sources / "home" / "ml-100k"
+    assert any("GroupLens" in line for line in said)
+    monkeypatch.setattr(movielens, "_download", unreachable)
+    monkeypatch.setattr(movielens, "_download_package", unreachable)
+    plain, data = (load_dataset(name, sources / "home") for name in ("ml-100k", "markets-ml-100k"))
+    assert [path.name for path in (sources / "home").iterdir()] == ["ml-100k"]
+    assert data.name == "markets-ml-100k"
+    # Users 1, 3 and 10 live at 85711, T8H1N and 05201.
+    assert data.user_markets.tolist() == ["8", "other", "0"]
+    assert plain.user_markets is None
+    assert data.fingerprint() != plain.fingerprint()
+    assert np.array_equal(data.items, plain.items)
+
+
+def test_the_first_digit_of_a_zip_code_is_the_market():
+    codes = {"1": "05201", "2": "98765", "3": "T8H1N", "4": "", "5": "V3N4P", "6": "\u0663123", "7": "9"}
+    data = from_raw("x", list(codes), [1] * 7, user_zip_codes=codes)
+    markets = movielens.with_zip_code_markets(data, "y")
+    assert markets.user_markets.tolist() == ["0", "9", "other", "other", "other", "other", "9"]
+    assert market_names(markets) == ("0", "9", "other")
+    with pytest.raises(DataError, match="x has no zip codes"):
+        movielens.with_zip_code_markets(from_raw("x", [1], [1]), "y")
+
+
+def test_a_store_keeps_every_part(tmp_path):
+    data = markets.generate((5, 3), (4, 2), 12, seed=1)
+    save_interactions(tmp_path, data)
+    loaded = load_interactions(tmp_path)
+    assert same(loaded, data)
+    assert loaded.user_markets.tolist() == ["0"] * 5 + ["1"] * 3
+    save_interactions(tmp_path, replace(data, user_markets=None))
+    assert load_interactions(tmp_path).user_markets is None
+
+
+def test_every_data_set_has_settings_and_every_settings_file_a_data_set():
+    assert set(available("dataset")) == {*DATASETS, OWN_DATA}
+    for entry in DATASETS.values():
+        assert [bool(entry.build), bool(entry.generate), bool(entry.base and entry.derive)].count(True) == 1
 
 
 def test_every_entry_says_its_terms_and_the_home_can_be_set(monkeypatch, tmp_path):

@@ -65,6 +65,24 @@ def test_a_prepared_folder_tells_the_same(tmp_path, partition):
     assert describe_prepared(prepared.folder) == describe(data, labels, assign_clients(data, labels, partition, 6, 3))
 
 
+@pytest.mark.parametrize(("partition", "clients"), [("market", 3), ("id", 1)])
+def test_counts_of_markets_do_not_depend_on_the_clients(tmp_path, partition, clients):
+    data = from_raw("x", [1, 1, 2, 3, 3, 3, 4], [1, 2, 1, 1, 2, 3, 1], markets=[10, 10, "other", 9, 9, 9, 10])
+    prepared = prepare(data, "random", (0.6, 0.1, 0.3), partition, 1, 3, tmp_path)
+    described = describe_prepared(prepared.folder)
+    assert described.clients == clients
+    assert described.markets == (("9", 1, 3), ("10", 2, 3), ("other", 1, 1))
+    lines = [line.split() for line in render(described).splitlines()]
+    start = lines.index(["market", "users", "interactions"])
+    assert lines[start + 1 :] == [["9", "1", "3"], ["10", "2", "3"], ["other", "1", "1"]]
+
+
+def test_without_markets_no_table_of_them_is_shown():
+    described = describe(*small())
+    assert described.markets == ()
+    assert "market" not in render(described)
+
+
 def test_notes_reach_the_prepared_folder(tmp_path):
     prepared = prepare(small()[0], "leave-one-out", (0.8, 0.1, 0.1), "id", 2, 1, tmp_path)
     assert describe_prepared(prepared.folder).notes == small()[0].notes

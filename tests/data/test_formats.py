@@ -71,6 +71,43 @@ def test_both_forms_give_the_same_rows(tmp_path):
     assert np.array_equal(one.user_zip_codes, two.user_zip_codes)
 
 
+INTER = "user_id:token\titem_id:token\t{market}:token\n1\t5\tus\n1\t5\tde\n3\t20\tus\n"
+
+
+@pytest.mark.parametrize("column", ["market", "market_id"])
+def test_recbole_markets_of_rows(tmp_path, column):
+    (tmp_path / "x.inter").write_text(INTER.format(market=column))
+    (tmp_path / "x.user").write_text("user_id:token\tmarket:token\tzip_code:token\n1\tfr\t05201\n3\tfr\t85711\n")
+    data = read_recbole(tmp_path, "x")
+    assert data.user_ids.tolist() == ["de/1", "us/1", "us/3"]
+    assert data.user_markets.tolist() == ["de", "us", "us"]
+    assert data.user_zip_codes.tolist() == ["05201", "05201", "85711"]
+
+
+@pytest.mark.parametrize("column", ["market", "market_id"])
+def test_recbole_markets_of_users(tmp_path, column):
+    write_recbole(tmp_path)
+    plain = read_recbole(tmp_path, "ml-100k")
+    (tmp_path / "ml-100k.user").write_text(f"user_id:token\t{column}:token\n1\tus\n3\tde\n10\tus\n11\tfr\n")
+    data = read_recbole(tmp_path, "ml-100k")
+    assert data.user_ids.tolist() == plain.user_ids.tolist() == ["1", "3", "10"]
+    assert data.user_markets.tolist() == ["us", "de", "us"]
+    assert plain.user_markets is None
+
+
+def test_recbole_users_without_a_market_are_refused(tmp_path):
+    write_recbole(tmp_path)
+    (tmp_path / "ml-100k.user").write_text("user_id:token\tmarket:token\n1\tus\n3\tde\n")
+    with pytest.raises(DataError, match=r"ml-100k\.user: 1 users of ml-100k\.inter are not there"):
+        read_recbole(tmp_path, "ml-100k")
+    (tmp_path / "ml-100k.user").write_text("user_id:token\tmarket:token\n1\tus\n3\t\n10\tus\n")
+    with pytest.raises(DataError, match=r"ml-100k\.user, line 3, column 'market': the name is empty"):
+        read_recbole(tmp_path, "ml-100k")
+    (tmp_path / "x.inter").write_text(INTER.format(market="market").replace("de", " "))
+    with pytest.raises(DataError, match=r"x\.inter, line 3, column 'market': the name is empty"):
+        read_recbole(tmp_path, "x")
+
+
 def test_windows_line_ends_byte_order_mark_and_blank_lines_change_nothing(tmp_path):
     write_recbole(tmp_path)
     plain = read_recbole(tmp_path, "ml-100k")

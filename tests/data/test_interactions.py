@@ -136,6 +136,52 @@ def test_fingerprint_is_the_same_everywhere_and_sees_every_part():
     assert same.fingerprint() == base.fingerprint()
 
 
+def test_markets_follow_the_users():
+    data = from_raw("x", [30, 4, 30, 5], [1, 1, 2, 2], markets=["us", "de", "us", "us"])
+    assert data.user_ids.tolist() == ["4", "5", "30"]
+    assert data.user_markets.tolist() == ["de", "us", "us"]
+    assert from_raw("x", [1, 2], [1, 1], markets=[7, 10]).user_markets.tolist() == ["7", "10"]
+    assert from_raw("x", [1], [1]).user_markets is None
+
+
+def test_an_id_in_two_markets_means_two_users():
+    # Then ids belong to their markets, also those that occur in one market only.
+    data = from_raw(
+        "x",
+        ["1", "1", "2", "1"],
+        ["a", "a", "a", "b"],
+        markets=["us", "de", "us", "us"],
+        user_zip_codes={"1": "10115", "2": "85711"},
+    )
+    assert data.user_ids.tolist() == ["de/1", "us/1", "us/2"]
+    assert data.user_markets.tolist() == ["de", "us", "us"]
+    assert data.user_zip_codes.tolist() == ["10115", "10115", "85711"]
+    assert data.users.tolist() == [1, 0, 2, 1]
+    assert data.notes == ()  # the pairs (1, a) of two markets are no repeats
+
+
+@pytest.mark.parametrize(
+    ("markets", "message"),
+    [
+        (["us"], "unequal lengths.*markets: 1"),
+        (["us", ""], "row 1: the market id is empty"),
+        (["us", "a/b"], "row 1: the name of the market holds a '/'"),
+        ([1.0, 2.0], "market ids must be integers or text"),
+    ],
+)
+def test_unusable_markets_are_refused(markets, message):
+    with pytest.raises(DataError, match=message):
+        from_raw("x", [1, 2], [1, 1], markets=markets)
+
+
+def test_the_fingerprint_sees_the_markets():
+    def with_markets(markets):
+        return from_raw("x", [1, 2], [7, 9], timestamps=[5, 6], markets=markets).fingerprint()
+
+    assert with_markets(None) == "0662e85d8d3cea83"  # as above, before there were markets
+    assert len({with_markets(markets) for markets in (None, ["a", "a"], ["a", "b"], ["b", "a"])}) == 4
+
+
 _rows = st.lists(
     st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", "c"]), st.integers(0, 3)),
     min_size=1,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import from_raw
-from fedhur_app.data.partition import PARTITION_KINDS, assign_clients, taste_clusters
+from fedhur_app.data.partition import PARTITION_KINDS, assign_clients, market_names, market_numbers, taste_clusters
 from fedhur_app.data.synthetic import generate
 
 
@@ -37,6 +37,38 @@ def test_random_has_the_same_sizes_in_another_order():
 
 def test_one_user_a_client_ignores_their_number():
     assert assign(of_users(5), "one-user", 2).tolist() == [0, 1, 2, 3, 4]
+
+
+def of_markets(*names):
+    return from_raw("made-up", np.arange(len(names)), np.zeros(len(names), dtype=int), markets=names)
+
+
+def test_one_client_a_market_in_the_order_of_their_names():
+    data = of_markets("us", "de", "other", "us", "Fr", "other")
+    assert market_names(data) == ("Fr", "de", "us", "other")
+    owner = assign(data, "market", 99)
+    assert owner.tolist() == market_numbers(data).tolist() == [2, 1, 3, 2, 0, 3]
+    assert owner.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("markets", "names"),
+    [
+        (("10", "9", "other", "-1"), ("-1", "9", "10", "other")),
+        (("10", "9", "9a"), ("10", "9", "9a")),
+        (("other", "other"), ("other",)),
+        (("other", "zz"), ("zz", "other")),
+    ],
+)
+def test_markets_with_integer_names_are_in_their_order_and_the_catch_all_is_last(markets, names):
+    assert market_names(of_markets(*markets)) == names
+
+
+def test_without_markets_there_are_no_clients_by_market():
+    data = of_users(5)
+    assert (market_names(data), market_numbers(data)) == ((), None)
+    with pytest.raises(DataError, match=r"made-up has no markets to make clients of; choose another dataset\.clients"):
+        assign(data, "market", 2)
 
 
 def test_taste_brings_like_users_together():
@@ -85,7 +117,7 @@ def test_taste_of_few_users_and_of_users_without_training_rows(users):
         ("id", 0, "at least 1, not 0"),
         ("random", -3, "at least 1, not -3"),
         ("taste", 6, "6 clients cannot share 5 users; ask for at most 5"),
-        ("iid", 2, "no partition 'iid'.*one-user"),
+        ("iid", 2, "no partition 'iid'.*one-user, market"),
     ],
 )
 def test_impossible_requests_are_refused(kind, clients, message):
@@ -94,7 +126,12 @@ def test_impossible_requests_are_refused(kind, clients, message):
 
 
 @settings(max_examples=50, deadline=None)
-@given(users=st.integers(1, 40), data=st.data(), kind=st.sampled_from(PARTITION_KINDS), seed=st.integers(0, 2))
+@given(
+    users=st.integers(1, 40),
+    data=st.data(),
+    kind=st.sampled_from(sorted({*PARTITION_KINDS} - {"market"})),
+    seed=st.integers(0, 2),
+)
 def test_every_user_has_one_client_and_every_client_a_user(users, data, kind, seed):
     clients = data.draw(st.integers(1, users))
     owner = assign(of_users(users), kind, clients, seed)

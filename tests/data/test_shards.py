@@ -1,14 +1,17 @@
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedhur_app.data import markets as markets_data
 from fedhur_app.data import store
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import from_raw
+from fedhur_app.data.partition import market_names
 from fedhur_app.data.shards import (
     Shard,
     UserItems,
@@ -35,6 +38,8 @@ def shards_equal(one, two):
     return (
         (one.client, one.n_items) == (two.client, two.n_items)
         and np.array_equal(one.users, two.users)
+        and (one.markets is None) == (two.markets is None)
+        and (one.markets is None or np.array_equal(one.markets, two.markets))
         and all(
             np.array_equal(getattr(getattr(one, part), key), getattr(getattr(two, part), key))
             for part in PARTS
@@ -78,7 +83,9 @@ def test_arguments_that_do_not_fit_are_refused(labels, owner, message):
 @st.composite
 def shared_out(draw):
     rows = draw(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9)), min_size=1, max_size=60))
-    data = from_raw("any", *(list(column) for column in zip(*rows, strict=True)))
+    users, items = (list(column) for column in zip(*rows, strict=True))
+    markets = [user % 3 for user in users] if draw(st.booleans()) else None
+    data = from_raw("any", users, items, markets=markets)
     labels = draw(st.lists(st.integers(0, 2), min_size=len(data), max_size=len(data)))
     clients = draw(st.integers(1, data.n_users))
     extra = draw(
@@ -98,6 +105,10 @@ def test_all_shards_together_are_exactly_the_data(case):
     for shard in shards:
         assert (owner[shard.users] == shard.client).all()
         assert (np.diff(shard.users) > 0).all()
+        if data.user_markets is None:
+            assert shard.markets is None
+        else:
+            assert [market_names(data)[m] for m in shard.markets] == data.user_markets[shard.users].tolist()
         for part in PARTS:
             items = getattr(shard, part)
             assert all((np.diff(items.of(user)) > 0).all() for user in range(shard.n_users))
@@ -208,7 +219,7 @@ def test_prepare_writes_all_shards_and_reuses_the_folder(data, tmp_path):
     assert [shard.n_users for shard in shards] == [4] * 6 + [6]
     assert tuple(sum(len(getattr(s, part)) for s in shards) for part in PARTS) == prepared.n_interactions
     written = {path.name: path.stat().st_mtime_ns for path in prepared.folder.iterdir()}
-    assert set(written) == {"meta.json", *(f"client-{client:05d}.npz" for client in range(7))}
+    assert set(written) == {"meta.json", "attributes.npz", *(f"client-{client:05d}.npz" for client in range(7))}
     assert prepare(data, "random", list(RATIOS), "id", 7, 1, tmp_path) == prepared
     assert load_prepared(prepared.folder) == prepared
     assert {path.name: path.stat().st_mtime_ns for path in prepared.folder.iterdir()} == written
@@ -223,12 +234,52 @@ def test_everything_that_decides_the_content_decides_the_folder(data, tmp_path):
     for place, value in changes:
         folders.add(prepare(*base[:place], value, *base[place + 1 :], tmp_path).folder)
     assert len(folders) == 7
+    folders.add(prepare(replace(data, item_genres=None), *base[1:], tmp_path).folder)
+    folders.add(prepare(replace(data, user_markets=np.array(["a"] * 30)), *base[1:], tmp_path).folder)
+    assert len(folders) == 9
     one = prepare(data, "random", RATIOS, "one-user", 7, 1, tmp_path)
     assert prepare(data, "random", RATIOS, "one-user", 8, 1, tmp_path) == one
     assert one.clients == 30
 
 
-@pytest.mark.parametrize("missing", ["meta.json", "client-00003.npz"])
+@pytest.fixture(scope="module")
+def markets():
+    return markets_data.generate((20, 8, 5), (9, 4, 4), 40, seed=2)
+
+
+def test_one_shard_a_market(markets, tmp_path):
+    prepared = prepare(markets, "random", RATIOS, "market", 99, 1, tmp_path)
+    assert (prepared.clients, prepared.markets) == (3, ("0", "1", "2"))
+    assert load_prepared(prepared.folder) == prepared
+    assert prepare(markets, "random", RATIOS, "market", 3, 1, tmp_path) == prepared
+    for client, (first, n) in enumerate([(0, 20), (20, 8), (28, 5)]):
+        shard = load_shard(shard_path(prepared.folder, client))
+        assert shard.users.tolist() == list(range(first, first + n))
+        assert shard.markets.tolist() == [client] * n
+
+
+def test_a_client_that_owns_all_users_knows_their_markets(markets, tmp_path):
+    prepared = prepare(markets, "random", RATIOS, "id", 1, 1, tmp_path)
+    assert (prepared.clients, prepared.markets) == (1, ("0", "1", "2"))
+    assert load_shard(shard_path(prepared.folder, 0)).markets.tolist() == [0] * 20 + [1] * 8 + [2] * 5
+
+
+def test_data_without_markets_say_so(data, tmp_path):
+    prepared = prepare(data, "random", RATIOS, "id", 7, 1, tmp_path)
+    assert prepared.markets == ()
+    assert load_shard(shard_path(prepared.folder, 0)).markets is None
+    with pytest.raises(DataError, match="has no markets"):
+        prepare(data, "random", RATIOS, "market", 7, 1, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [[0], [0, -1], [0.0, 1.0], [[0], [1]]])
+def test_markets_that_do_not_fit_the_users_are_refused(saved, wrong):
+    save_shard(saved, replace(load_shard(saved), markets=np.array(wrong)))
+    with pytest.raises(DataError, match=r"client-00001\.npz contradicts itself \(markets\)"):
+        load_shard(saved)
+
+
+@pytest.mark.parametrize("missing", ["meta.json", "client-00003.npz", "attributes.npz"])
 def test_an_incomplete_folder_is_written_again(data, tmp_path, missing):
     prepared = prepare(data, "random", RATIOS, "id", 7, 1, tmp_path)
     (prepared.folder / missing).unlink()

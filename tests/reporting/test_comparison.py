@@ -14,9 +14,16 @@ from fedhur_app.reporting.outcomes import Outcome, Run
 from fedhur_app.reporting.tables import latex_text
 
 
-def outcome(strategy: str, seed: int, ndcg: float, users: dict[int, float] | None = None, **more: Any) -> Outcome:
+def outcome(
+    strategy: str,
+    seed: int,
+    ndcg: float,
+    users: dict[int, float] | None = None,
+    dataset: str = "synthetic",
+    **more: Any,
+) -> Outcome:
     """A completed run; recall and mrr are the same as ndcg."""
-    run = Run("synthetic", strategy, seed, load_settings("synthetic", "local", seed), Path(strategy) / str(seed))
+    run = Run(dataset, strategy, seed, load_settings(dataset, "local", seed), Path(strategy) / str(seed))
     arrays = {}
     if users:
         values = np.array(list(users.values()))
@@ -130,6 +137,17 @@ def test_a_reader_is_told_what_the_tables_cannot_show(tmp_path: Path) -> None:
     assert "A p value of - is a test that cannot be made" in text
     assert "2^(1-" not in text
     assert "**-**" not in text  # one seed has no interval, so none is the best
+
+
+@pytest.mark.parametrize(
+    ("dataset", "anew"),
+    [("synthetic", True), ("markets-synthetic", True), ("ml-100k", False), ("markets-ml-100k", False)],
+)
+def test_a_reader_is_told_whether_the_users_are_others_with_every_seed(
+    tmp_path: Path, dataset: str, anew: bool
+) -> None:
+    outcomes = [outcome(name, seed, 0.1 * seed, dataset=dataset) for name in ("a", "b") for seed in (1, 2)]
+    assert ("drawn anew for every seed" in write_report(outcomes, tmp_path)) == anew
 
 
 def test_a_metric_over_nobody_is_left_empty(tmp_path: Path) -> None:
