@@ -264,6 +264,7 @@ class EvaluationSettings(Section):
     k: Positive
     batch_mib: PositiveFloat
     per_user: bool
+    per_client: bool
 
 
 class ServerSettings(Section):

@@ -34,8 +34,7 @@ def live_view(settings: Settings, folder: RunFolder, last_round: int) -> Callabl
             "`pip install 'fedhur[live]'` (in a checkout `pip install -e '.[live]'`), or set server.tensorboard=false"
         ) from error
     path = folder.path / "tensorboard"
-    # mypy: torch's writer has no types.
-    writer: _Writer = SummaryWriter(str(path), purge_step=last_round + 1)  # type: ignore[no-untyped-call]
+    writer: _Writer = SummaryWriter(str(path), purge_step=last_round + 1)
 
     def show(line: dict[str, Any]) -> None:
         for tag, value in scalars(line, read_market_names(folder.config)):
