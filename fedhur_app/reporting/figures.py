@@ -32,6 +32,7 @@ def bands(history: History, market: str, method: str, metric: str) -> np.ndarray
 def draw_curves(history: History, metric: str, folder: Path) -> None:
     """Write curves.png and curves.pdf: a panel a market, a line a method (mean over seeds, band from min to max)."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     markets = list(dict.fromkeys(row[2] for row in history))
     methods = list(dict.fromkeys(row[0] for row in history))
@@ -45,6 +46,7 @@ def draw_curves(history: History, metric: str, folder: Path) -> None:
             panel.plot(round_, mean, color=f"C{number % 10}", label=method)
             panel.fill_between(round_, low, high, color=f"C{number % 10}", alpha=0.15, linewidth=0)
         panel.set(title=market, xlabel="round", ylabel=f"validation {metric}")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in panels[len(markets) :]:
         panel.set_axis_off()
     panels[0].legend(fontsize="small")
