@@ -1,4 +1,4 @@
-"""The `fedhur` command: run, compare, tune, data, strategies.
+"""The `fedhur` command: run, compare, markets, tune, data, strategies.
 
 Heavy packages (torch, Flower, the data code) are imported where they are used, so that `--help` is quick.
 """
@@ -219,6 +219,37 @@ def compare(
     runs = comparison.plan(dataset, _listed(names), _numbers(seeds), changes, folder)
     jobs = jobs or (1 if runtime == "flower" else os.cpu_count() or 1)
     raise typer.Exit(comparison.compare(runs, folder, changes, runtime, jobs, _plain))
+
+
+@app.command()
+def markets(
+    dataset: Annotated[str, typer.Option(help="A file in conf/dataset/ whose users have markets.")],
+    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Every strategy runs with each.")] = "1,2,3",
+    names: Annotated[
+        str, typer.Option("--strategies", metavar="A,B,...", help="Files in conf/strategy/, one with algorithm local.")
+    ] = "independent,finetune,joint,fedavg,fecosr",
+    tuned: Annotated[bool, typer.Option("--tuned", help="Use tuned/<dataset>/<name> where there is one.")] = False,
+    picture: Annotated[Literal["pca", "tsne"], typer.Option(help="How item tables are drawn.")] = "pca",
+    set_: SetOption = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a core).")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Output folder (default: runs/markets-<dataset>-<time>). Completed runs in it are kept."),
+    ] = None,
+) -> None:
+    """Show what sharing does to each market: who gains, who loses against training alone."""
+    import os
+
+    from fedhur_app import compare as comparison
+    from fedhur_app import markets as study
+
+    if output is None:
+        output = Path("runs") / f"markets-{dataset}-{_now()}".replace("/", "-")
+    folder, changes = output.expanduser().resolve(), list(set_ or [])
+    strategies = study.tuned(dataset, _listed(names), _plain) if tuned else _listed(names)
+    what = study.command(picture)
+    runs = study.plan(dataset, strategies, _numbers(seeds), changes, folder, what)
+    raise typer.Exit(comparison.compare(runs, folder, changes, "local", jobs or os.cpu_count() or 1, _plain, what))
 
 
 def _listed(text: str) -> list[str]:

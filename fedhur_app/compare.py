@@ -1,12 +1,15 @@
 """`fedhur compare`: several strategies, each with several seeds, in tables with intervals and tests.
 
+`fedhur markets` (markets.py) is the same with other fixed changes and another report.
+
 Every run is a `fedhur run` in a process of its own. Its folder alone says whether it is finished, so the same command
 goes on where it was stopped. Tables are made from the folders of the runs that completed.
 """
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
@@ -31,8 +34,31 @@ from fedhur_app.sweep import (
 CHANGES = (*set_items(OF_EVERY_RUN), "evaluation.per_user=true")  # before the caller's own
 
 
+@dataclass(frozen=True)
+class Command:
+    """In what the commands that make many runs differ.
+
+    Attributes:
+        name: Of the command.
+        changes: Items `key=value` for every run, before the caller's own.
+        report: Writes tables of the outcomes, in the order of :func:`plan`, into a folder; returns the text to show.
+    """
+
+    name: str
+    changes: tuple[str, ...]
+    report: Callable[[list[Outcome], Path], str]
+
+
+COMPARE = Command("compare", CHANGES, write_report)
+
+
 def plan(
-    dataset: str, strategies: Sequence[str], seeds: Sequence[int], changes: Sequence[str], folder: Path
+    dataset: str,
+    strategies: Sequence[str],
+    seeds: Sequence[int],
+    changes: Sequence[str],
+    folder: Path,
+    command: Command = COMPARE,
 ) -> list[Run]:
     """All runs of a comparison, seed by seed, so that a stopped one has whole seeds.
 
@@ -42,6 +68,7 @@ def plan(
         seeds: Seeds, each from 0 to 2^32 - 1.
         changes: Items `key=value`, for every run.
         folder: Output folder of the comparison.
+        command: Whose runs they are.
 
     Raises:
         ConfigError: An unknown name or key, an impossible value.
@@ -54,7 +81,7 @@ def plan(
     bad = [seed for seed in seeds if not 0 <= seed < 2**32]
     if bad:
         raise SweepError(f"seed {bad[0]} is not between 0 and {2**32 - 1}")
-    overrides = shlex.join([*CHANGES, *changes])
+    overrides = shlex.join([*command.changes, *changes])
     settings = {strategy: load_settings(dataset, strategy, seeds[0], overrides) for strategy in strategies}
     _check_comparable(settings)
     names = [strategy.replace("/", "-") for strategy in strategies]
@@ -103,7 +130,7 @@ def finished(runs: list[Run]) -> dict[Run, Outcome]:
             found[run] = outcome
         elif any(run.folder.iterdir()) and not (run.folder / OUTPUT_LOG).is_file():
             raise SweepError(
-                f"{run.folder} is in the way: it holds no completed run and was not made by `fedhur compare` (no "
+                f"{run.folder} is in the way: it holds no completed run and was not made by this command (no "
                 f"{OUTPUT_LOG}). Move it away, or choose another --output"
             )
     return found
@@ -126,7 +153,15 @@ def _check_settings(run: Run) -> None:
             )
 
 
-def compare(runs: list[Run], folder: Path, changes: Sequence[str], runtime: str, jobs: int, say: Say) -> int:
+def compare(
+    runs: list[Run],
+    folder: Path,
+    changes: Sequence[str],
+    runtime: str,
+    jobs: int,
+    say: Say,
+    command: Command = COMPARE,
+) -> int:
     """Do the runs that are not finished yet, then write and show the tables.
 
     Args:
@@ -136,6 +171,7 @@ def compare(runs: list[Run], folder: Path, changes: Sequence[str], runtime: str,
         runtime: `local` or `flower`.
         jobs: Runs at once, >= 1.
         say: Takes each line or text for people.
+        command: The command that :func:`plan` got.
 
     Returns:
         The exit status: 0 if all runs completed, 1 if one failed, 130 if a signal stopped the comparison.
@@ -146,7 +182,7 @@ def compare(runs: list[Run], folder: Path, changes: Sequence[str], runtime: str,
     """
     if (folder / "result.json").exists():
         raise SweepError(f"{folder} holds a single run: choose another --output")
-    with locked(folder, "compare") as lock:
+    with locked(folder, command.name) as lock:
         say(f"output: {folder}")
         outcomes = finished(runs)
         waiting = {run.folder: run for run in runs if run not in outcomes}
@@ -155,8 +191,8 @@ def compare(runs: list[Run], folder: Path, changes: Sequence[str], runtime: str,
         if waiting:
             _fetch(runs[0].settings.dataset.name, say)
 
-        def command(folder: Path) -> list[str]:
-            return command_of(waiting[folder], runtime, changes)
+        def words(folder: Path) -> list[str]:
+            return command_of(waiting[folder], runtime, [*command.changes, *changes])
 
         def ended(process: Ended) -> None:
             run = waiting[process.folder]
@@ -164,13 +200,13 @@ def compare(runs: list[Run], folder: Path, changes: Sequence[str], runtime: str,
             say(f"[{len(outcomes)}/{len(runs)}] {_progress_line(outcome)}")
 
         with collected_signals() as signals:
-            stopped = run_all(waiting, command, jobs, ended, lock, signals, say)
+            stopped = run_all(waiting, words, jobs, ended, lock, signals, say)
     for run in runs:
         if run not in outcomes:  # a run may have completed while it was being stopped
             outcome = read_outcome(run)
             outcomes[run] = outcome if outcome.status == "completed" else Outcome(run, "not run")
     say("")
-    say(write_report([outcomes[run] for run in runs], folder))
+    say(command.report([outcomes[run] for run in runs], folder))
     if stopped:
         say("stopped; the same command with --output goes on with the runs that are missing")
     say(f"output: {folder}")
@@ -180,7 +216,7 @@ def compare(runs: list[Run], folder: Path, changes: Sequence[str], runtime: str,
 
 def command_of(run: Run, runtime: str, changes: Sequence[str]) -> list[str]:
     """The `fedhur run` that does it."""
-    return run_command(run.dataset, run.strategy, run.seed, run.folder, (*CHANGES, *changes), runtime)
+    return run_command(run.dataset, run.strategy, run.seed, run.folder, changes, runtime)
 
 
 def _fetch(dataset: str, say: Say) -> None:

@@ -377,6 +377,7 @@ class ServerSettings(Section):
     connect_timeout: PositiveFloat
     checkpoint_every: Annotated[int, Field(ge=0)]
     threads: Annotated[int, Field(ge=0)]
+    tensorboard: bool
 
 
 class Settings(Section):
@@ -703,6 +704,13 @@ def read_config_file(path: Path) -> Settings:
         raise ConfigError(f"{path} does not exist: it is not the output folder of a run")
     content = _read_file(path)
     return validate(content.get("settings", content))
+
+
+def read_market_names(path: Path) -> list[str]:
+    """Names of the markets by number from a run's `config.yaml`; empty where the data set has no markets."""
+    data = _read_file(path).get("data")
+    names = data.get("markets") if isinstance(data, dict) else None
+    return [str(name) for name in names or []]
 
 
 def settings_of_run(run_config: Mapping[str, Any]) -> Settings:

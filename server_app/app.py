@@ -24,6 +24,7 @@ from fedhur_app.files import write_text
 from fedhur_app.fingerprint import code_fingerprint
 from fedhur_app.protocol import Content, Stage
 from server_app.checkpoint import CheckpointError, RunFolder
+from server_app.live import live_view
 from server_app.stages import RunError, StageRunner, say
 from server_app.strategies import server_strategy
 from server_app.strategies.base import Fleet, Outcome, Progress
@@ -129,10 +130,12 @@ def _run(grid: Grid, settings: Settings, folder: RunFolder, config: dict[str, An
     if resume:
         plain, arrays = folder.load_server()
         progress = Progress.from_plain(plain)
+    on_round = live_view(settings, folder, progress.round if progress else 0)
     if settings.centralised:
         say("all data in one place, as one client: %s is a reference, not a federated method", settings.strategy)
     fleet = meet(grid, settings, data, folder, progress, config)
     strategy = server_strategy(settings.algorithm)(settings, fleet, folder)
+    strategy.on_round = on_round
     if progress:
         strategy.resume(progress, arrays)
         folder.rewrite_history(folder.read_history(progress.round))

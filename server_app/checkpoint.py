@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhur_app.files import read_arrays, write_arrays, write_json, write_text
 
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2  # 2: sums of AUC
 
 
 class CheckpointError(RuntimeError):

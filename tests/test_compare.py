@@ -409,7 +409,7 @@ def test_runs_get_the_settings_of_their_seed_and_the_callers_changes_last(tmp_pa
     for run in runs:
         assert run.settings == load_settings("synthetic", run.strategy, run.seed, overrides)
         assert run.settings.server.threads == 2
-    command = compare.command_of(runs[0], "flower", ["server.threads=2"])
+    command = compare.command_of(runs[0], "flower", [*compare.CHANGES, "server.threads=2"])
     assert command[command.index("--runtime") + 1] == "flower"
     assert command[-6:] == ["--set", compare.CHANGES[1], "--set", compare.CHANGES[2], "--set", "server.threads=2"]
 

@@ -5,7 +5,9 @@ With ``R`` the truth items of a user and ``L`` the best ``k`` of all items that 
 * recall ``= |L & R| / |R|``; precision ``= |L & R| / k``; hit ``= 1`` if ``L & R`` is not empty, else 0;
 * MRR ``= 1 / rank`` of the first item of ``R`` in ``L``, 0 if there is none;
 * NDCG ``= sum_{r: L_r in R} 1/log2(r + 1)  /  sum_{r=1}^{min(k, |R|)} 1/log2(r + 1)``, ``r`` counted from 1;
-* F1: the harmonic mean of the *mean* precision and the *mean* recall, as FedCIA reports it.
+* F1: the harmonic mean of the *mean* precision and the *mean* recall, as FedCIA reports it;
+* AUC: the share of pairs (an item of ``R``, an unseen item outside ``R``) that the scores order rightly, a tie counting
+  one half; 0.5 for a user without such a pair. It looks at the whole catalogue and has no ``k``.
 
 Users without truth items are left out of sums and counts.
 
@@ -26,7 +28,14 @@ from torch import Tensor
 from fedhur_app.data.shards import UserItems
 from fedhur_app.seeding import torch_generator
 
-METRICS = ("recall", "precision", "mrr", "ndcg", "hit")
+METRICS = ("recall", "precision", "mrr", "ndcg", "hit", "auc")
+_WHOLE = ("auc",)  # metrics of the whole catalogue, without a k
+_BLOCK_BYTES = 1 << 20  # what the comparisons for AUC hold at once stays in the processor's cache
+
+
+def metric_label(name: str, k: int) -> str:
+    """Name of a metric with its length of the list, such as ``ndcg@10``; AUC has none."""
+    return name if name in _WHOLE else f"{name}@{k}"
 
 
 class NonFiniteScoresError(ValueError):
@@ -45,6 +54,7 @@ class RankSums:
         mrr: Sum of reciprocal ranks.
         ndcg: Sum of NDCG.
         hit: Users with a hit.
+        auc: Sum of AUC.
     """
 
     k: int
@@ -54,11 +64,12 @@ class RankSums:
     mrr: float
     ndcg: float
     hit: float
+    auc: float
 
     @classmethod
     def zero(cls, k: int) -> "RankSums":
         """The sums over nobody."""
-        return cls(k, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return cls(k, 0.0, *(0.0 for _ in METRICS))
 
     def __add__(self, other: "RankSums") -> "RankSums":
         """The sums over the users of both. Raises ValueError for lists of different length."""
@@ -67,7 +78,7 @@ class RankSums:
         return RankSums(self.k, self.users + other.users, *(getattr(self, m) + getattr(other, m) for m in METRICS))
 
     def means(self) -> dict[str, float]:
-        """Means over users by ``recall@k``, ``precision@k``, ``f1@k``, ``mrr@k``, ``ndcg@k``, ``hit@k``.
+        """Means over users by ``recall@k``, ``precision@k``, ``f1@k``, ``mrr@k``, ``ndcg@k``, ``hit@k``, ``auc``.
 
         NaN without users: a mean over nobody is not a bad result.
         """
@@ -75,7 +86,7 @@ class RankSums:
         total = mean["precision"] + mean["recall"]
         f1 = 2 * mean["precision"] * mean["recall"] / total if total != 0 else 0.0
         ordered = {"recall": mean["recall"], "precision": mean["precision"], "f1": f1} | mean
-        return {f"{name}@{self.k}": value for name, value in ordered.items()}
+        return {metric_label(name, self.k): value for name, value in ordered.items()}
 
     def to_dict(self) -> dict[str, float]:
         """Plain floats by field name, for a message."""
@@ -102,6 +113,7 @@ class UserRanks:
         mrr: float64.
         ndcg: float64.
         hit: float64, 0 or 1.
+        auc: float64.
     """
 
     k: int
@@ -111,6 +123,7 @@ class UserRanks:
     mrr: np.ndarray
     ndcg: np.ndarray
     hit: np.ndarray
+    auc: np.ndarray
 
     def sums(self) -> RankSums:
         """The sums over all users, each rounded only once, so that they depend on no order or batching."""
@@ -154,8 +167,8 @@ def rank_users(
         truth: Items to find.
         k: Length of the list; shorter for a user who has fewer than ``k`` unseen items.
         n_items: Size of the catalogue, ``I``.
-        batch_bytes: Bound on the memory of one batch of scores (one user at least). Does not change the
-            result.
+        batch_bytes: Bound on the memory of one batch of scores, and of one block of AUC's comparisons (one user and
+            one item at least). Does not change the result.
         tie_seed: Seed of the permutation that orders equal scores.
 
     Returns:
@@ -190,6 +203,7 @@ def rank_users(
     tie_order = torch.randperm(n_items, generator=torch_generator(tie_seed, "ranking ties"))
     batch = max(1, batch_bytes // (n_items * (8 + 4)))  # float64 from the model, float32 here
     hits = np.zeros((len(users), k), dtype=bool)
+    auc = np.zeros(len(users))
     for first in range(0, len(users), batch):
         rows = users[first : first + batch]
         scores = scores_of(torch.from_numpy(rows))
@@ -205,7 +219,8 @@ def rank_users(
         top = _top_items(scores, k, tie_order)
         found = _contains(truth_keys, rows[:, None] * n_items + top)
         hits[first : first + len(rows), : top.shape[1]] = found
-    return _measure(k, users, counts[users], hits)
+        auc[first : first + len(rows)] = _auc(scores, rows, truth_keys, batch_bytes)
+    return _measure(k, users, counts[users], hits, auc)
 
 
 def _keys(split: UserItems, n_items: int) -> np.ndarray:
@@ -221,12 +236,43 @@ def _contains(sorted_keys: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 def _mask(scores: Tensor, rows: np.ndarray, seen_keys: np.ndarray, n_items: int) -> None:
     """Set the scores (n, I) of items that the users ``rows`` (n,), rising, have seen to minus infinity."""
-    low, high = np.searchsorted(seen_keys, [rows[0] * n_items, (rows[-1] + 1) * n_items])
-    users, items = np.divmod(seen_keys[low:high], n_items)
+    row, item = _places(rows, seen_keys, n_items)
+    scores[row.to(scores.device), item.to(scores.device)] = -math.inf
+
+
+def _places(rows: np.ndarray, keys: np.ndarray, n_items: int) -> tuple[Tensor, Tensor]:
+    """Where the pairs ``keys``, rising, of the users ``rows``, rising, lie in their matrix of scores: row, item."""
+    low, high = np.searchsorted(keys, [rows[0] * n_items, (rows[-1] + 1) * n_items])
+    users, items = np.divmod(keys[low:high], n_items)
     row = np.searchsorted(rows, users)
     wanted = rows[row] == users  # users in between who have no truth items are not in the batch
-    where = torch.from_numpy(np.stack([row[wanted], items[wanted]])).to(scores.device)
-    scores[where[0], where[1]] = -math.inf
+    return torch.from_numpy(row[wanted]), torch.from_numpy(items[wanted])
+
+
+def _auc(scores: Tensor, rows: np.ndarray, truth_keys: np.ndarray, batch_bytes: int) -> np.ndarray:
+    """AUC (n,) of the users ``rows`` (n,) from their scores (n, I), in which seen items are minus infinity.
+
+    Every truth item is compared with its user's whole row: two comparisons for each of the ``sum |R|`` truth items
+    and ``I`` items, about 3 ns for the two on one core. What does not belong is subtracted: the truth item always beats
+    the user's seen items, and truth items among each other win ``|R|^2 / 2`` in all (of two, one wins or both win
+    half; each wins half against itself). Counts are whole numbers, so the result depends on no order or batch.
+    """
+    n_items = scores.shape[1]
+    row, item = (place.to(scores.device) for place in _places(rows, truth_keys, n_items))
+    twice_won = torch.zeros(len(rows), dtype=torch.int64, device=scores.device)
+    # Bytes of an item in a block: its score, its comparison, and that as the number that is summed.
+    block = max(1, min(batch_bytes, _BLOCK_BYTES) // (n_items * (4 + 1 + 4)))
+    for first in range(0, len(row), block):
+        users = row[first : first + block]
+        others, own = scores[users], scores[users, item[first : first + block]][:, None]
+        below = (others < own).sum(1, dtype=torch.int32)
+        equal = (others == own).sum(1, dtype=torch.int32)
+        twice_won.index_add_(0, users, 2 * below.long() + equal)
+    unseen = (scores > -math.inf).sum(1)
+    truth = torch.bincount(row, minlength=len(rows))
+    won = (twice_won - 2 * truth * (n_items - unseen) - truth**2).cpu().numpy() / 2
+    pairs = (truth * (unseen - truth)).cpu().numpy()
+    return np.divide(won, pairs, out=np.full(len(rows), 0.5), where=pairs > 0)
 
 
 def _top_items(scores: Tensor, k: int, tie_order: Tensor) -> np.ndarray:
@@ -245,8 +291,8 @@ def _top_items(scores: Tensor, k: int, tie_order: Tensor) -> np.ndarray:
     return items[:, :k].cpu().numpy()
 
 
-def _measure(k: int, users: np.ndarray, truth_counts: np.ndarray, hits: np.ndarray) -> UserRanks:
-    """Metrics from the hit pattern (n, k) of the lists."""
+def _measure(k: int, users: np.ndarray, truth_counts: np.ndarray, hits: np.ndarray, auc: np.ndarray) -> UserRanks:
+    """Metrics from the hit pattern (n, k) of the lists, and AUC (n,) as it is."""
     discounts = 1 / np.log2(np.arange(2, k + 2))
     ideal = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(truth_counts, k)]
     dcg = np.zeros(len(users))
@@ -262,4 +308,5 @@ def _measure(k: int, users: np.ndarray, truth_counts: np.ndarray, hits: np.ndarr
         mrr=hit / (hits.argmax(1) + 1),
         ndcg=dcg / ideal,
         hit=hit,
+        auc=auc,
     )

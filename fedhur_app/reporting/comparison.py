@@ -19,7 +19,7 @@ from fedhur_app.evaluation.statistics import (
 )
 from fedhur_app.files import write_text
 from fedhur_app.reporting.outcomes import TESTED, Outcome
-from fedhur_app.reporting.tables import Table, number_text, to_csv, to_latex, to_markdown
+from fedhur_app.reporting.tables import Table, number_text, p_text, to_csv, to_latex, to_markdown
 
 P_VALUES = ("t_p", "t_p_holm", "wilcoxon_p", "wilcoxon_p_holm")
 KIB, MIB = 2**10, 2**20
@@ -203,14 +203,19 @@ def _tables(summary: dict[str, dict[str, Summary]], tests: list[Comparison]) -> 
         ("seconds", "seconds", 1, 1),
     ]
     tables = [
-        _table("Test, mean ± standard deviation", summary, metrics_of("test_"), _spread),
+        _table("Test, mean ± standard deviation", summary, metrics_of("test_"), lambda s, _: spread_text(s)),
         _table("Test, 95 % confidence interval of the mean", summary, metrics_of("test_"), _interval),
-        _table("Validation (best round), mean ± standard deviation", summary, metrics_of("validation_"), _spread),
+        _table(
+            "Validation (best round), mean ± standard deviation",
+            summary,
+            metrics_of("validation_"),
+            lambda s, _: spread_text(s),
+        ),
         _table(
             "Cost, mean ± standard deviation",
             summary,
             [(column, name) for column, name, _, _ in cost],
-            lambda s, j: _spread(s, j, cost[j][2], cost[j][3]),
+            lambda s, j: spread_text(s, cost[j][2], cost[j][3]),
             lowest=True,
             plain=("rounds", "best_round"),
         ),
@@ -248,7 +253,7 @@ def _test_table(tests: list[Comparison]) -> Table:
     head = ["metric", "pairs", "strategy", "against", "n", "difference", "t p", "t p (Holm)", "W p", "W p (Holm)"]
     rows = [
         [c.metric, c.level, c.strategy, c.against, str(c.test.n), number_text(c.test.difference, 4)]
-        + [_p_text(p) for p in _p_values(c)]
+        + [p_text(p) for p in _p_values(c)]
         for c in tests
     ]
     return Table("Paired tests (t test, and W: Wilcoxon's signed ranks)", head, rows, 4, set())
@@ -260,7 +265,8 @@ def _p_values(comparison: Comparison) -> tuple[float, ...]:
     return test.t_p, comparison.t_holm, test.wilcoxon_p, comparison.wilcoxon_holm
 
 
-def _spread(summary: Summary, _: int, unit: float = 1, digits: int = 4) -> str:
+def spread_text(summary: Summary, unit: float = 1, digits: int = 4) -> str:
+    """Mean ± standard deviation of a value divided by `unit`; the mean alone of one value."""
     mean = number_text(summary.mean / unit, digits)
     return mean if summary.n < 2 else f"{mean} ± {number_text(summary.sd / unit, digits)}"
 
@@ -269,19 +275,9 @@ def _interval(summary: Summary, _: int) -> str:
     return "-" if summary.n < 2 else f"[{number_text(summary.low, 4)}, {number_text(summary.high, 4)}]"
 
 
-def _p_text(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2g}"
-
-
 def _notes(outcomes: list[Outcome], tests: list[Comparison]) -> list[str]:
     """What a reader of the tables must know, failed runs first."""
-    notes = [f"{o.run.label} failed and is left out: {o.reason}" for o in outcomes if o.status == "failed"]
-    missing = [outcome.run.label for outcome in outcomes if outcome.status == "not run"]
-    if missing:
-        notes.append(f"Stopped before these runs ended: {', '.join(missing)}.")
-    notes += [f"{o.run.label}: {o.absent} clients did not answer at the test." for o in outcomes if o.absent]
-    if len({outcome.code for outcome in outcomes if outcome.code}) > 1:
-        notes.append("The runs were not all made by the same version of the code (versions in each config.yaml).")
+    notes = notes_on_runs(outcomes)
     notes.append(
         "Mean and standard deviation (n - 1) are over seeds, intervals are Student's t over seeds. Bold: the best mean "
         "of a column. Seconds are wall time, longer where several runs share the machine."
@@ -311,4 +307,16 @@ def _notes(outcomes: list[Outcome], tests: list[Comparison]) -> list[str]:
     entry = DATASETS.get(outcomes[0].run.settings.dataset.name)
     if entry is not None and entry.generate is not None:
         notes.append("Synthetic data are drawn anew for every seed: a user number is another user in each of them.")
+    return notes
+
+
+def notes_on_runs(outcomes: list[Outcome]) -> list[str]:
+    """Runs that failed, are missing, lack clients, or were made by other code."""
+    notes = [f"{o.run.label} failed and is left out: {o.reason}" for o in outcomes if o.status == "failed"]
+    missing = [outcome.run.label for outcome in outcomes if outcome.status == "not run"]
+    if missing:
+        notes.append(f"Stopped before these runs ended: {', '.join(missing)}.")
+    notes += [f"{o.run.label}: {o.absent} clients did not answer at the test." for o in outcomes if o.absent]
+    if len({outcome.code for outcome in outcomes if outcome.code}) > 1:
+        notes.append("The runs were not all made by the same version of the code (versions in each config.yaml).")
     return notes

@@ -43,6 +43,11 @@ def number_text(value: float, digits: int) -> str:
     return "-" if math.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: never -0.0000
 
 
+def p_text(value: float) -> str:
+    """A p value with two digits, `-` for a test that was not made."""
+    return "-" if math.isnan(value) else f"{value:.2g}"
+
+
 def to_markdown(title: str, tables: list[Table], notes: list[str]) -> str:
     """The tables with padded columns, which also read well as plain text."""
     parts = [f"# {title}\n"]

@@ -108,6 +108,7 @@ class StagedStrategy:
         self.fleet = fleet
         self.folder = folder
         self.progress = Progress()
+        self.on_round: Callable[[dict[str, Any]], None] | None = None  # takes each line of the history
         # Clients that trained since the last checkpoint: their files are older than their state.
         self._unsaved: set[int] = set()
         self._settings_json = settings.to_json()
@@ -326,6 +327,8 @@ class StagedStrategy:
             self.folder.append_history(line)
             if save:
                 self.folder.save_server(progress.to_plain(), self.state())
+        if self.on_round:
+            self.on_round(line)
         quality = "no client has validation items"
         if value is not None:
             quality = f"validation ndcg@{k} {value:.4f} (best {progress.best_value:.4f}, round {progress.best_round})"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 
 from fedhur_app.evaluation.ranking import RankSums, rank_sums, rank_users
 from fedhur_app.models.mf import MatrixFactorization
@@ -14,7 +15,7 @@ from fedhur_app.models.negatives import NegativeSampler
 from fedhur_app.models.training import TrainingOptions, train_locally
 from tests.models.helpers import generator, user_items
 
-METRICS = ["recall", "precision", "f1", "mrr", "ndcg", "hit"]
+METRICS = ["recall", "precision", "f1", "mrr", "ndcg", "hit"]  # with an @k
 
 
 def nothing(n_users):
@@ -163,7 +164,7 @@ def test_the_batch_size_does_not_change_a_bit(quantum):
         model.items.round_()  # many ties
     results = [rank_users(model.scores, seen, truth, n_items=80, batch_bytes=size) for size in (1, 3000, 7777, 1 << 26)]
     for other in results[1:]:
-        for name in ("users", "recall", "precision", "mrr", "ndcg", "hit"):
+        for name in ("users", "recall", "precision", "mrr", "ndcg", "hit", "auc"):
             assert np.array_equal(getattr(results[0], name), getattr(other, name))
         assert other.sums() == results[0].sums()
 
@@ -252,7 +253,7 @@ def test_bounds_and_agreement_with_a_plain_loop(problem):
     }
     ranks = rank_users(table_scores(scores), split["seen"], split["truth"], k, n_items=n_items)
     means = ranks.sums().means()
-    assert list(means) == [f"{name}@{k}" for name in METRICS]
+    assert list(means) == [*(f"{name}@{k}" for name in METRICS), "auc"]
     assert all(0 <= value <= 1 or ranks.users.size == 0 for value in means.values())
 
     place = tie_places(n_items)
@@ -266,6 +267,45 @@ def test_bounds_and_agreement_with_a_plain_loop(problem):
         assert ranks.precision[position] == pytest.approx(sum(gains) / k)
         assert ranks.mrr[position] == pytest.approx(1 / (gains.index(True) + 1) if any(gains) else 0)
         assert ranks.ndcg[position] == pytest.approx(sum(g / math.log2(r + 2) for r, g in enumerate(gains)) / ideal)
+        pairs = [
+            (scores[user][i], scores[user][j])
+            for i in candidates
+            for j in candidates
+            if labels[user][i] == "truth" and labels[user][j] == "other"
+        ]
+        right = sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs)
+        assert ranks.auc[position] == (right / len(pairs) if pairs else 0.5)
+
+
+def test_auc_is_that_of_scikit_learn():
+    seen, truth, scores = random_data()
+    scores = np.round(scores, 1)  # with ties
+    seen = [seen, user_items([[] if u % 2 else truth_free(seen, truth, u)[:3] for u in range(60)])]
+    ranks = rank_users(table_scores(scores), seen, truth, n_items=80)
+    for user, value in zip(ranks.users, ranks.auc, strict=True):
+        unseen = np.setdiff1d(np.arange(80), np.concatenate([split.of(user) for split in seen]))
+        expected = roc_auc_score(np.isin(unseen, truth.of(user)), scores[user][unseen])
+        assert value == pytest.approx(expected, rel=1e-12)
+
+
+def truth_free(seen, truth, user):
+    """Items that the user has neither seen nor in the truth."""
+    return np.setdiff1d(np.arange(80), np.concatenate([seen.of(user), truth.of(user)]))
+
+
+def test_auc_of_extremes():
+    up = table_scores(np.tile(np.arange(6.0), (4, 1)))
+    best, worst, seen_best, all_true = {4, 5}, {0, 1}, {4}, {1, 2, 3, 4, 5}
+    seen = user_items([set(), set(), {5}, {0}])
+    ranks = rank_users(up, seen, user_items([best, worst, seen_best, all_true]), 1, n_items=6)
+    assert ranks.auc.tolist() == [1.0, 0.0, 1.0, 0.5]  # the last has nothing to be compared with
+    flat = rank_users(table_scores(np.ones((4, 6))), seen, user_items([best, worst, seen_best, all_true]), n_items=6)
+    assert flat.auc.tolist() == [0.5] * 4
+
+
+def test_auc_compares_scores_as_float32():
+    scores = table_scores([[1.0, 1 + 1e-12, 1 - 1e-12]])
+    assert rank_users(scores, nothing(1), user_items([{2}]), n_items=3).auc.tolist() == [0.5]
 
 
 def test_without_federation_nobody_scores_near_one():

@@ -7,6 +7,7 @@ from fedhur_app.config import ConfigError, load_settings
 from fedhur_app.data.experiment import load_interactions_of, number_of_clients, prepare_data
 from fedhur_app.data.shards import load_shard, shard_path
 from fedhur_app.data.split import split_labels
+from fedhur_app.evaluation.ranking import METRICS, metric_label
 from tests.running import FEDERATED, SMALL, STRATEGIES, history, killed_and_resumed, numbers, result, run
 
 CENTRALISED = [name for name in STRATEGIES if name not in FEDERATED]
@@ -89,8 +90,9 @@ def test_metrics_of_single_users_pool_to_those_of_the_run(strategy, tmp_path):
         users = dict(stored)
     assert len(users["user"]) == outcome["users_evaluated"]
     assert (np.diff(users["user"]) > 0).all()
-    for name in ("recall", "precision", "mrr", "ndcg", "hit"):
-        assert users[name].mean() == pytest.approx(outcome["test"][f"{name}@10"], abs=1e-12)
+    assert set(users) == {"user", *METRICS}
+    for name in METRICS:
+        assert users[name].mean() == pytest.approx(outcome["test"][metric_label(name, 10)], abs=1e-12)
 
 
 def test_without_being_asked_no_client_sends_metrics_of_single_users(tmp_path):

@@ -25,7 +25,7 @@ def test_every_strategy_runs_and_repeats_to_the_last_bit(strategy, tmp_path):
     assert outcome["status"] == "completed"
     assert outcome["rounds"] == 3
     assert all(0 <= value <= 1 for value in outcome["test"].values())
-    assert set(outcome["test"]) == {"recall@10", "precision@10", "f1@10", "mrr@10", "ndcg@10", "hit@10"}
+    assert set(outcome["test"]) == {"recall@10", "precision@10", "f1@10", "mrr@10", "ndcg@10", "hit@10", "auc"}
 
 
 @pytest.mark.parametrize("strategy", ["local", "fedavg", "fedcia", "fedhur", "gfcf"])
