@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 import fedhur_app
 from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, Settings, settings_of_run
+from fedhur_app.data.attributes import load_attributes
 from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.shards import PreparedData
 from fedhur_app.files import write_text
@@ -147,9 +150,12 @@ def _run(grid: Grid, settings: Settings, folder: RunFolder, config: dict[str, An
 
 
 def _write_config(folder: RunFolder, settings: Settings, data: PreparedData | None) -> None:
+    about: dict[str, Any] | str = "not on the server"
+    if data:
+        about = {"fingerprint": data.fingerprint, "folder": str(data.folder), "markets": list(data.markets)}
     content = {
         "settings": yaml.safe_load(settings.to_yaml()),
-        "data": {"fingerprint": data.fingerprint, "folder": str(data.folder)} if data else "not on the server",
+        "data": about,
         "versions": versions(),
     }
     write_text(folder.config, yaml.safe_dump(content, sort_keys=False))
@@ -244,7 +250,14 @@ def meet(
         n_items=catalogues.pop(),
         valid_users={int(fields["client"]): int(fields["valid_users"]) for fields in hellos.values()},
         interactions={int(fields["client"]): int(fields["interactions"]) for fields in hellos.values()},
+        attributes=_attributes(data),
     )
+
+
+def _attributes(data: PreparedData | None) -> Tensor | None:
+    """What the catalogue says about items, (I, a); None where it says nothing."""
+    attributes = load_attributes(data.folder) if data else None
+    return None if attributes is None else torch.from_numpy(attributes.toarray())
 
 
 def _wait_for_nodes(

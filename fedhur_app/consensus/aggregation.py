@@ -74,7 +74,7 @@ def shrunk_to_attributes(table: Tensor, evidence: Tensor, attributes: Tensor, pr
     Args:
         table: G (I, d).
         evidence: n (I,) >= 0, how often markets sent each item.
-        attributes: M (I, a) sparse or dense, rows of 0 and 1, scaled here to sum to 1.
+        attributes: M (I, a), rows of 0 and 1, scaled here to sum to 1.
         prior: Evidence at which the two parts weigh the same; 0 returns the table as it is.
 
     Returns:
@@ -82,8 +82,7 @@ def shrunk_to_attributes(table: Tensor, evidence: Tensor, attributes: Tensor, pr
     """
     if prior == 0:
         return table
-    dense = attributes.to_dense() if attributes.is_sparse else attributes
-    kinds = dense.double() / dense.sum(dim=1, keepdim=True).double().clamp_min(1)
+    kinds = attributes.double() / attributes.sum(dim=1, keepdim=True).double().clamp_min(1)
     weighted = kinds * evidence.double()[:, None]
     normal = weighted.T @ kinds + torch.eye(kinds.shape[1], dtype=torch.float64)
     fitted = kinds @ torch.linalg.solve(normal, weighted.T @ table.double())

@@ -92,10 +92,3 @@ def test_with_much_evidence_an_item_stays() -> None:
     table = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
     assert torch.allclose(shrunk_to_attributes(table, torch.full((4,), 1e9), KINDS, 1.0), table, atol=1e-5)
     assert torch.equal(shrunk_to_attributes(table, torch.zeros(4), KINDS, 0.0), table)
-
-
-def test_sparse_attributes_are_the_same() -> None:
-    table = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
-    evidence = torch.tensor([1.0, 2.0, 0.0, 5.0])
-    dense = shrunk_to_attributes(table, evidence, KINDS, 2.0)
-    assert torch.equal(shrunk_to_attributes(table, evidence, KINDS.to_sparse(), 2.0), dense)
