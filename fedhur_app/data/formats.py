@@ -104,10 +104,14 @@ def read_recbole(folder: Path, name: str) -> Interactions:
             zip_codes = {cells[columns["user_id"]]: cells[columns["zip_code"]] for _, cells in listed}
         market = _market_column(columns)
         if markets is None and market is not None:
-            market_of = {
-                cells[columns["user_id"]]: _identifier(cells[market], path, line, "market", "name")
-                for line, cells in listed
-            }
+            market_of: dict[str, str] = {}
+            for line, cells in listed:
+                found = _identifier(cells[market], path, line, "market", "name")
+                if market_of.setdefault(cells[columns["user_id"]], found) != found:
+                    raise DataError(
+                        f"{path}, line {line}: the same user has another market in a line above, so that of a row "
+                        f"is unknown; give {name}.inter a column 'market'"
+                    )
             if missing := len(set(users) - set(market_of)):
                 raise DataError(f"{path}: {missing} users of {name}.inter are not there, so their market is unknown")
             markets = [market_of[user] for user in users]

@@ -103,6 +103,9 @@ def test_recbole_users_without_a_market_are_refused(tmp_path):
     (tmp_path / "ml-100k.user").write_text("user_id:token\tmarket:token\n1\tus\n3\t\n10\tus\n")
     with pytest.raises(DataError, match=r"ml-100k\.user, line 3, column 'market': the name is empty"):
         read_recbole(tmp_path, "ml-100k")
+    (tmp_path / "ml-100k.user").write_text("user_id:token\tmarket:token\n1\tus\n3\tus\n10\tus\n3\tde\n")
+    with pytest.raises(DataError, match=r"ml-100k\.user, line 5: the same user has another market in a line above"):
+        read_recbole(tmp_path, "ml-100k")
     (tmp_path / "x.inter").write_text(INTER.format(market="market").replace("de", " "))
     with pytest.raises(DataError, match=r"x\.inter, line 3, column 'market': the name is empty"):
         read_recbole(tmp_path, "x")
