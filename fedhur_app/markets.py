@@ -10,7 +10,7 @@ from pathlib import Path
 from fedhur_app import compare
 from fedhur_app.config import available
 from fedhur_app.reporting.figures import Picture
-from fedhur_app.reporting.markets import ALONE, write_market_report
+from fedhur_app.reporting.markets import trains_alone, write_market_report
 from fedhur_app.reporting.outcomes import Run
 from fedhur_app.sweep import OF_EVERY_RUN, Say, SweepError, set_items
 
@@ -61,11 +61,11 @@ def plan(
         SweepError: As there; not exactly one strategy trains every market alone.
     """
     runs = compare.plan(dataset, strategies, seeds, changes, folder, what)
-    alone = list(dict.fromkeys(run.strategy for run in runs if run.settings.algorithm == ALONE))
+    alone = list(dict.fromkeys(run.strategy for run in runs if trains_alone(run.settings)))
     if len(alone) != 1:
         found = f"{', '.join(alone)} are {len(alone)}" if alone else f"none of {', '.join(strategies)} is one"
         raise SweepError(
-            f"changes are against one strategy that trains every market alone (algorithm: {ALONE}), {found}: name "
-            "exactly one, such as independent"
+            f"changes are against one strategy that trains every market alone, {found}: name exactly one, such as "
+            "independent"
         )
     return runs

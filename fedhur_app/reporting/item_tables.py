@@ -5,7 +5,9 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from fedhur_app.consensus.basis import map_to_common
 from fedhur_app.files import read_arrays
 
 
@@ -27,11 +29,13 @@ class ItemTables:
         return {table.shape for table in self.markets.values()} == {self.shared.shape}
 
 
-def read_item_tables(folder: Path) -> ItemTables | None:
+def read_item_tables(folder: Path, moved: bool = False) -> ItemTables | None:
     """The tables in the checkpoint of a run; None if it holds no global table or none of a market.
 
     Args:
         folder: Output folder of the run.
+        moved: Bring each market's table into the coordinates of G first, as its uploads were: where the tables are
+            compared by relations between items, they have coordinates of their own.
     """
     server = folder / "checkpoint" / "server.npz"
     shared = read_arrays(server).get("global/items") if server.is_file() else None
@@ -39,6 +43,8 @@ def read_item_tables(folder: Path) -> ItemTables | None:
     for client in sorted((folder / "checkpoint" / "clients").glob("client-*")):
         files = sorted(client.glob("round-*.npz"))
         table = read_arrays(files[-1]).get("model|items") if files else None
+        if table is not None and moved and shared is not None:
+            table = table @ map_to_common(torch.from_numpy(table), torch.from_numpy(shared)).numpy()
         if table is not None:
             markets[int(client.name.removeprefix("client-"))] = table
     return ItemTables(markets, shared) if shared is not None and markets else None

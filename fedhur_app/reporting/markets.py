@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+from fedhur_app.config import Settings
 from fedhur_app.evaluation.ranking import metric_label
 from fedhur_app.evaluation.statistics import Summary
 from fedhur_app.files import write_text
@@ -15,22 +16,26 @@ from fedhur_app.reporting.tables import Table, number_text, p_text, to_csv, to_l
 
 SHOWN = ("recall", "ndcg", "mrr", "auc")
 LEVEL = 0.05  # of a test that counts as significant
-# The algorithm that trains every market alone, and the one with a global item table.
-ALONE, WITH_SHARED_TABLE = "local", "fecosr"
+WITH_SHARED_TABLE = "fecosr"  # the algorithm that has a global item table
+
+
+def trains_alone(settings: Settings) -> bool:
+    """Whether every market trains for itself: the reference that changes are measured against."""
+    return settings.algorithm == "local" and not settings.centralised
 
 
 def write_market_report(outcomes: list[Outcome], folder: Path, picture: Picture = "pca") -> str:
     """Write report.md, report.tex, three CSV files and the figures; returns the text of report.md.
 
     Args:
-        outcomes: Of all runs, in the order of `compare.plan`; exactly one strategy has algorithm `local`.
+        outcomes: Of all runs, in the order of `compare.plan`; exactly one strategy trains every market alone.
         folder: Where to write.
         picture: How item tables come into the plane.
 
     Raises:
         ConfigError: The data set has no markets.
     """
-    reference = next(o.run.strategy for o in outcomes if o.run.settings.algorithm == ALONE)
+    reference = next(o.run.strategy for o in outcomes if trains_alone(o.run.settings))
     study = MarketStudy(outcomes, reference)
     changes = {market: study.changes(market) for market in study.markets}
     history = study.history()
@@ -188,7 +193,10 @@ def _item_tables(
 ) -> tuple[list[Table], list[str]]:
     """Picture and distances of the item tables, for the first completed run that has a global table."""
     runs = [o for o in outcomes if o.run.settings.algorithm == WITH_SHARED_TABLE and o.status == "completed"]
-    tables = read_item_tables(runs[0].run.folder) if runs else None
+    if not runs:
+        return [], []
+    moved = runs[0].run.settings.fecosr.regulariser == "relation"
+    tables = read_item_tables(runs[0].run.folder, moved)
     if tables is None:
         return [], []
     label = runs[0].run.label
@@ -199,6 +207,11 @@ def _item_tables(
             "different spaces, so there is no picture and no distance between them."
         ]
     notes = ["Distances are Euclidean, between the rows of one item, at the end of the last round; means over items."]
+    if moved:
+        notes.append(
+            "The regulariser compares relations between items, so every table was first brought into the coordinates "
+            "of G, as uploads are (a rotation, and for other widths the best low-rank map)."
+        )
     if tables.shared.shape[1] > 1:
         draw_tables(tables, {market: study.name(market) for market in tables.markets}, picture, folder)
         notes.append(f"tables.png, tables.pdf: these tables in the plane ({picture}), one fit for all, G in black.")
