@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,17 +10,19 @@ from client_app.algorithms import fecosr as client_half
 from fedhur_app.config import ConfigError, load_settings
 from fedhur_app.consensus.basis import distance
 from fedhur_app.protocol import Content
-from fedhur_app.runtime import LocalGrid
+from fedhur_app.runtime import LocalGrid, run_local
 from server_app.stages import RunError
 from server_app.strategies.base import Fleet
 from server_app.strategies.fecosr import Server
 from tests.running import history, killed_and_resumed, numbers, result, run
 
-STILL = "rounds=4 min_rounds=4"
+# The simplest form; later overrides win.
+PLAIN = "fecosr.regulariser=mse fecosr.strength=1 fecosr.schedule=constant fecosr.weighting=uniform"
+STILL = f"{PLAIN} rounds=4 min_rounds=4"
 
 
 def server(options: str = "", sizes: tuple[int, ...] = (30, 10, 20), attributes: torch.Tensor | None = None) -> Server:
-    settings = load_settings("synthetic", "fecosr", overrides=f"model.dim=2 {options}")
+    settings = load_settings("synthetic", "fecosr", overrides=f"model.dim=2 {PLAIN} {options}")
     markets = range(len(sizes))
     fleet = Fleet(
         nodes={k: k + 100 for k in markets},
@@ -122,7 +125,7 @@ def test_a_stronger_pull_brings_tables_nearer_to_g(regulariser, tmp_path):
     """In terms of the spread between markets' tables, as a share of the tables themselves."""
     spread = []
     for number, strength in enumerate((0, 1e3, 1e6)):
-        options = f"{STILL} fecosr.regulariser={regulariser} fecosr.strength={strength} train.epochs=20 train.lr=0.01"
+        options = f"{STILL} fecosr.regulariser={regulariser} fecosr.strength={strength} train.epochs=12 train.lr=0.01"
         grid = run(tmp_path / str(number), "fecosr", options)
         tables = torch.stack([model["items"] for model in client_tables(grid)])
         if regulariser == "relation":
@@ -137,7 +140,7 @@ def test_a_stronger_pull_brings_tables_nearer_to_g(regulariser, tmp_path):
 
 
 def test_a_huge_pull_drives_the_tables_to_g(tmp_path):
-    options = f"{STILL} fecosr.strength=1e9 train.epochs=100 train.lr=0.001 fecosr.update_every=99"
+    options = f"{STILL} fecosr.strength=1e9 train.epochs=60 train.lr=0.001 fecosr.update_every=99"
     grid = run(tmp_path, "fecosr", options)
     for context in grid.contexts.values():
         arrays = context.live.arrays
@@ -155,7 +158,7 @@ def test_markets_of_different_widths_and_models_train_together(tmp_path):
 
 def test_other_regularisers_refuse_different_widths():
     with pytest.raises(ConfigError, match=r"compares tables of one width.*5, 8.*choose relation"):
-        load_settings("synthetic", "fecosr", overrides="model.dim=8 fecosr.dim=5")
+        load_settings("synthetic", "fecosr", overrides=f"{PLAIN} model.dim=8 fecosr.dim=5")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +186,7 @@ def test_settings_that_do_not_fit_the_markets_are_refused(options, message, tmp_
 )
 def test_settings_that_contradict_each_other_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        load_settings("synthetic", "fecosr", overrides=options)
+        load_settings("synthetic", "fecosr", overrides=f"{PLAIN} {options}")
 
 
 def test_uploads_between_steps_of_g_are_spared(tmp_path):
@@ -231,7 +234,7 @@ def test_a_market_with_exploding_updates(tmp_path, monkeypatch):
 
 
 def test_a_market_joins_late_and_starts_from_g(tmp_path):
-    options = "rounds=6 min_rounds=6 'fecosr.join={market: 3, round: 4}'"
+    options = f"{PLAIN} rounds=6 min_rounds=6 'fecosr.join={{market: 3, round: 4}}'"
     seen = {}
 
     def look(message, client):
@@ -265,7 +268,7 @@ def test_a_market_that_drops_out_gets_the_present_g_when_it_is_back(tmp_path):
     def away(message, client):
         return "drop" if client == 1 and message.metadata.group_id in ("round-2", "round-3") else None
 
-    grid = run(tmp_path, "fecosr", "rounds=5 min_rounds=5 fecosr.update_every=2", away)
+    grid = run(tmp_path, "fecosr", f"{PLAIN} rounds=5 min_rounds=5 fecosr.update_every=2", away)
     lines = history(tmp_path)
     assert [line["stages"]["train.regularized"]["replies"] for line in lines] == [6, 5, 5, 6, 6]
     tables = [context.live.arrays["global"]["items"] for context in grid.contexts.values()]
@@ -282,8 +285,8 @@ def test_a_market_that_drops_out_gets_the_present_g_when_it_is_back(tmp_path):
     ],
 )
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(options, tmp_path):
-    run(tmp_path / "whole", "fecosr", f"rounds=5 min_rounds=5 {options}")
-    killed_and_resumed(tmp_path / "killed", "fecosr", f"rounds=5 min_rounds=5 {options}", 4)
+    run(tmp_path / "whole", "fecosr", f"{PLAIN} rounds=5 min_rounds=5 {options}")
+    killed_and_resumed(tmp_path / "killed", "fecosr", f"{PLAIN} rounds=5 min_rounds=5 {options}", 4)
     assert history(tmp_path / "killed") == history(tmp_path / "whole")
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
 
@@ -319,7 +322,7 @@ def slow_market(monkeypatch):
 
 
 def test_fast_markets_do_not_wait_for_a_slow_one(slow_market, tmp_path):
-    run(tmp_path, "fecosr", "rounds=6 min_rounds=6 fecosr.asynchronous=true")
+    run(tmp_path, "fecosr", f"{PLAIN} rounds=6 min_rounds=6 fecosr.asynchronous=true")
     fast = [slow_market[market] for market in range(1, 6)]
     assert slow_market[0] < min(fast)
     lines = history(tmp_path)
@@ -331,7 +334,7 @@ def test_an_asynchronous_run_goes_on_without_a_market_that_fails(tmp_path):
     def away(message, client):
         return "raise" if client == 1 and message.metadata.group_id == "round-2" else None
 
-    run(tmp_path, "fecosr", "rounds=4 min_rounds=4 fecosr.asynchronous=true", away)
+    run(tmp_path, "fecosr", f"{PLAIN} rounds=4 min_rounds=4 fecosr.asynchronous=true", away)
     absences = [line["stages"]["train.regularized"]["absent"] for line in history(tmp_path)]
     assert ["injected fault" in reasons.get("1", "") for reasons in absences].count(True) == 1
     assert absences[-1] == {}
@@ -339,6 +342,72 @@ def test_an_asynchronous_run_goes_on_without_a_market_that_fails(tmp_path):
 
 
 def test_an_asynchronous_run_can_be_resumed(slow_market, tmp_path):
-    killed_and_resumed(tmp_path, "fecosr", "rounds=5 min_rounds=5 fecosr.asynchronous=true", 4)
+    killed_and_resumed(tmp_path, "fecosr", f"{PLAIN} rounds=5 min_rounds=5 fecosr.asynchronous=true", 4)
     assert result(tmp_path)["rounds"] == 5
     assert [line["round"] for line in history(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+# --- markets --------------------------------------------------------------------------------------------------------
+
+MARKETS = (
+    "dataset.markets.users=[90,30] dataset.markets.interactions_per_user=[20,6] dataset.markets.items=120 model.dim=8 "
+    "rounds=15 min_rounds=15 evaluation.per_user=true evaluation.per_client=true"
+)
+
+
+def market_run(output, strategy, options="", seed=1):
+    """Test NDCG of every user, and the market of each."""
+    config = {"dataset": "markets-synthetic", "strategy": strategy, "output-dir": str(output), "seed": seed}
+    run_local({**config, "overrides": f"{MARKETS} {options}"})
+    with np.load(output / "users.npz") as users:
+        return users["ndcg"], users["market"]
+
+
+def test_a_market_that_joins_costs_the_others_nothing(tmp_path):
+    """Paired by user over four seeds: the interval of the rich market's change reaches zero or lies above it."""
+    changes = []
+    for seed in range(1, 5):
+        # In the last round nothing that the other market learns comes back any more.
+        never, market = market_run(tmp_path / f"never-{seed}", "fecosr", "'fecosr.join={market: 1, round: 15}'", seed)
+        joined, _ = market_run(tmp_path / f"joined-{seed}", "fecosr", "'fecosr.join={market: 1, round: 4}'", seed)
+        changes.append((joined - never)[market == 0])
+    change = np.concatenate(changes)
+    assert change.mean() > -2 * change.std(ddof=1) / np.sqrt(len(change))
+
+
+@pytest.mark.parametrize("strategy", ["independent", "finetune", "joint", "fedavg", "fecosr"])
+def test_validation_of_every_market_pools_to_that_of_the_round(strategy, tmp_path):
+    _, market = market_run(tmp_path, strategy, "rounds=3 min_rounds=1 evaluation.selection=pooled")
+    assert set(market.tolist()) == {0, 1}
+    (*_, last) = history(tmp_path)
+    counted = {"finetune": ["1"]}.get(strategy, ["0", "1"])  # its last phase is judged by the others
+    users = {name: last["markets"][name]["users"] for name in counted}
+    for metric in ("ndcg@10", "recall@10", "auc"):
+        pooled = sum(last["markets"][name][metric] * users[name] for name in counted) / sum(users.values())
+        assert last["validation"][metric] == pytest.approx(pooled, abs=1e-12)
+
+
+def test_every_market_tests_the_model_of_its_own_best_round(tmp_path, monkeypatch):
+    tested = {}
+    honest = client_half.Client.best_model
+
+    def best_model(self, best_round):
+        model = honest(self, best_round)
+        tested[self.shard.client] = (self.state.numbers["best_round"], self.rank("valid", model).sums())
+        return model
+
+    monkeypatch.setattr(client_half.Client, "best_model", best_model)
+    market_run(tmp_path, "fecosr")
+    for market in ("0", "1"):
+        curve = [line["markets"][market]["ndcg@10"] for line in history(tmp_path)]
+        round_, sums = tested[int(market)]
+        assert round_ == 1 + int(np.argmax(curve))
+        assert sums.means()["ndcg@10"] == max(curve)
+    best = [max(line["markets"][m]["ndcg@10"] for line in history(tmp_path)) for m in ("0", "1")]
+    users = [history(tmp_path)[0]["markets"][m]["users"] for m in ("0", "1")]
+    assert result(tmp_path)["validation"]["ndcg@10"] == pytest.approx(np.average(best, weights=users))
+
+
+def test_genres_reach_the_server(tmp_path):
+    market_run(tmp_path, "fecosr", "fecosr.attribute_prior=2 rounds=2 min_rounds=1")
+    assert result(tmp_path)["status"] == "completed"
