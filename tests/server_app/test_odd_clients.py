@@ -10,11 +10,13 @@ from client_app.state import ClientState
 from fedhur_app import runtime
 from fedhur_app.config import load_settings
 from fedhur_app.data import experiment
+from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.interactions import from_raw
+from fedhur_app.data.shards import load_shard, shard_path
 from fedhur_app.protocol import Content
 from server_app.strategies.base import Fleet
 from server_app.strategies.fedavg import Server as FedAvg
-from tests.running import FEDERATED, history, result, run
+from tests.running import FEDERATED, SMALL, history, result, run
 
 
 @pytest.fixture
@@ -136,12 +138,19 @@ def test_no_message_holds_a_user_vector_or_a_list_of_items(strategy, tmp_path, m
     monkeypatch.setattr(runtime.LocalGrid, "_answer", spy)
     grid = run(tmp_path, strategy, "rounds=2 min_rounds=1")
     assert (load_settings("synthetic", strategy).algorithm in ("local", "gfcf")) == (not replies)
-    allowed = {"table", "queries", "basis", "factors"}
+    allowed = {"table", "queries", "basis", "factors", "difference"}
+    settings = load_settings("synthetic", strategy, overrides=SMALL)
     for name, array, context in replies:
         assert name in allowed
         held = array.tobytes()
         assert not any(vector in held for vector in user_rows(context))
-        assert array.dtype.kind == "f"
+        if name == "difference" and array.dtype.kind == "i":
+            # FeCoSR names the items it trained on: those of its users among negatives, most of all other items here.
+            shard = load_shard(shard_path(prepare_data(settings).folder, context.node_config["partition-id"]))
+            others = np.setdiff1d(np.arange(shard.n_items), shard.train.items)
+            assert np.isin(others, array).mean() > 0.5
+        else:
+            assert array.dtype.kind == "f"
     server_files = [path for path in tmp_path.rglob("*") if path.is_file() and "clients" not in path.parts]
     assert {path.name for path in server_files} == {"config.yaml", "history.jsonl", "result.json", "server.npz"}
     vectors = [vector for context in grid.contexts.values() for vector in user_rows(context)]

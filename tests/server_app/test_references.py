@@ -14,7 +14,7 @@ CENTRALISED = [name for name in STRATEGIES if name not in FEDERATED]
 
 
 def test_the_centralised_references_are_these():
-    assert CENTRALISED == ["central", "ease", "gfcf", "popularity"]
+    assert CENTRALISED == ["central", "ease", "gfcf", "joint", "popularity"]
 
 
 @pytest.mark.parametrize("strategy", CENTRALISED)
