@@ -695,7 +695,10 @@ def show_result(console: Console, result: dict[str, Any], folder: Path) -> None:
     for name, value in result["test"].items():
         table.add_row(name, _metric_text(result["validation"].get(name)), _metric_text(value))
     console.print(table)
-    console.print(f"best round {result['best_round']} of {result['rounds']}, {result['users_evaluated']} users tested")
+    best = f"best round {result['best_round']} of {result['rounds']}"
+    if result.get("selection") == "client":
+        best = f"each client's own best of {result['rounds']} rounds"
+    console.print(f"{best}, {result['users_evaluated']} users tested")
     console.print(
         f"sent by clients {_bytes(result['bytes_up'])}, to clients {_bytes(result['bytes_down'])}, "
         f"{result['seconds']:.1f} s"

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -322,20 +322,30 @@ class FeCoSRSettings(Section):
         own = {key: value for key, value in self.models[market].model_dump().items() if value is not None}
         return model.model_copy(update=own)
 
-    def problem(self, model: ModelSettings) -> str | None:
-        """Why these settings contradict each other, or None."""
-        widths = {self.dim or model.dim, model.dim}
-        kinds = {model.kind}
-        for own in self.models or []:
-            widths.add(own.dim or model.dim)
-            kinds.add(own.kind or model.kind)
+    def problem(self, model: ModelSettings, rounds: int) -> str | None:
+        """Why these settings contradict each other or what they meet, or None."""
+        widths = {self.dim or model.dim, *(own.dim or model.dim for own in self.models or [MarketModel()])}
         if self.regulariser != "relation" and len(widths) > 1:
             return (
                 f"fecosr.regulariser {self.regulariser} compares tables of one width, but model.dim, fecosr.dim and "
                 f"fecosr.models give {', '.join(map(str, sorted(widths)))}: choose relation, which has no width"
             )
-        if self.adversary > 0 and len(widths) > 1:
-            return "fecosr.adversary needs tables of one width: model.dim, fecosr.dim and fecosr.models must agree"
+        if self.regulariser != "relation" and not model.same_init:
+            return (
+                f"fecosr.regulariser {self.regulariser} compares tables coordinate by coordinate, so all must "
+                "start from "
+                "one: set model.same_init=true, or choose relation"
+            )
+        if self.adversary > 0 and self.regulariser == "relation":
+            return (
+                "fecosr.adversary compares coordinates, which fecosr.regulariser relation leaves free: choose "
+                "mse, kl or "
+                "contrastive, or adversary 0"
+            )
+        if self.update_every > rounds:
+            return f"fecosr.update_every ({self.update_every}) is above rounds ({rounds}): G would never move"
+        if self.join and self.join.round > rounds:
+            return f"fecosr.join names round {self.join.round}, but there are {rounds} rounds"
         if self.asynchronous and self.weighting in ("median", "trimmed"):
             return (
                 f"fecosr.weighting {self.weighting} compares the answers of a round, and with fecosr.asynchronous the "
@@ -344,6 +354,10 @@ class FeCoSRSettings(Section):
         if self.asynchronous and self.update_every > 1:
             return "fecosr.update_every waits for whole rounds, and fecosr.asynchronous has none: set it to 1"
         return None
+
+    def kinds(self, model: ModelSettings) -> set[str]:
+        """The kinds of model that the markets train."""
+        return {own.kind or model.kind for own in self.models} if self.models else {model.kind}
 
 
 class FinetuneSettings(Section):
@@ -463,11 +477,13 @@ class Settings(Section):
             raise ValueError(
                 f"algorithm {self.algorithm} trains model.kind {' or '.join(kinds)}, not {self.model.kind}"
             )
-        if self.algorithm == "fecosr" and (problem := self.fecosr.problem(self.model)):
-            raise ValueError(problem)
-        join = self.fecosr.join if self.algorithm == "fecosr" else None
-        if join and join.round > self.rounds:
-            raise ValueError(f"fecosr.join names round {join.round}, but there are {self.rounds} rounds")
+        if self.algorithm == "fecosr":
+            self._check_markets()
+        if self.algorithm == "finetune" and (self.rounds < 2 or self.fraction_train < 1):
+            raise ValueError(
+                "finetune asks all markets in every round, first the source's rounds and then the others': it needs "
+                "fraction_train=1 and two rounds at least"
+            )
         source_rounds = self.finetune.source_rounds
         if self.algorithm == "finetune" and source_rounds is not None and source_rounds >= self.rounds:
             raise ValueError(
@@ -478,13 +494,15 @@ class Settings(Section):
                 "evaluation.selection client would let the source keep the model it had before it was fine-tuned: "
                 "finetune replaces it, set evaluation.selection=pooled"
             )
-        neural = self.model.kind in ("ncf", "mlp")
-        if neural and self.train.loss not in ("bpr", "bce"):
-            raise ValueError(f"train.loss is {self.train.loss}, but model.kind {self.model.kind} has bpr and bce only")
-        if neural and self.user_refit.enabled:
-            raise ValueError(
-                f"user_refit needs scores that are dot products, which those of model.kind {self.model.kind} are not"
-            )
+        trained = self.fecosr.kinds(self.model) if self.algorithm == "fecosr" else {self.model.kind}
+        for kind in sorted(trained & {"ncf", "mlp"}):
+            if self.train.loss not in ("bpr", "bce"):
+                raise ValueError(f"train.loss is {self.train.loss}, but model.kind {kind} has bpr and bce only")
+            if self.user_refit.enabled:
+                raise ValueError(
+                    f"user_refit needs scores that are dot products, which those of model.kind {kind} are not: set "
+                    "user_refit.enabled=false"
+                )
         if self.model.user_bias and self.model.kind != "mf":
             raise ValueError(f"model.user_bias belongs to model.kind mf, not {self.model.kind}")
         if self.model.user_bias and self.train.loss == "elementwise":
@@ -499,6 +517,34 @@ class Settings(Section):
         if self.min_rounds > self.rounds:
             raise ValueError(f"min_rounds ({self.min_rounds}) is above rounds ({self.rounds})")
         return self
+
+    def _check_markets(self) -> None:
+        """Settings of FeCoSR and what they meet elsewhere."""
+        if problem := self.fecosr.problem(self.model, self.rounds):
+            raise ValueError(problem)
+        own_choice = self.evaluation.selection == "client"
+        if self.fecosr.join and not own_choice:
+            raise ValueError(
+                "fecosr.join needs evaluation.selection=client: pooled validation changes when a market joins, "
+                "which would "
+                "decide the best round of the others"
+            )
+        if not self.fecosr.asynchronous:
+            return
+        if not own_choice:
+            raise ValueError(
+                "fecosr.asynchronous needs evaluation.selection=client: its rounds end while markets are still "
+                "training, so "
+                "no model is that of a common round"
+            )
+        if self.fraction_train < 1:
+            raise ValueError("fecosr.asynchronous calls every market that is idle: fraction_train must be 1")
+        if self.server.checkpoint_every > 1:
+            raise ValueError(
+                "fecosr.asynchronous needs server.checkpoint_every 1 (or 0, none): answers of several rounds "
+                "mix, and a "
+                "resume could miss a market's state"
+            )
 
     def to_json(self) -> str:
         """Compact JSON for messages; :func:`from_json` reads it back."""
@@ -622,9 +668,9 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in model.model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            keys += _known_keys(annotation, f"{prefix}{name}.")
+        for annotation in (field.annotation, *get_args(field.annotation)):  # also sections that may be null
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                keys += _known_keys(annotation, f"{prefix}{name}.")
         keys.append(prefix + name)
     return keys
 

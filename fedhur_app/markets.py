@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from fedhur_app import compare
-from fedhur_app.config import available
+from fedhur_app.config import OWN_DATA, available
+from fedhur_app.data.experiment import load_interactions_of
 from fedhur_app.reporting.figures import Picture
 from fedhur_app.reporting.markets import trains_alone, write_market_report
 from fedhur_app.reporting.outcomes import Run
@@ -58,9 +59,12 @@ def plan(
 
     Raises:
         ConfigError: As there.
-        SweepError: As there; not exactly one strategy trains every market alone.
+        SweepError: As there; the data set has no markets; not exactly one strategy trains every market alone.
+        DataError: The data set cannot be fetched.
     """
     runs = compare.plan(dataset, strategies, seeds, changes, folder, what)
+    if runs[0].settings.dataset.name == OWN_DATA or load_interactions_of(runs[0].settings).user_markets is None:
+        raise SweepError(f"data set {dataset} has no markets: choose one that has, or use `fedhur compare`")
     alone = list(dict.fromkeys(run.strategy for run in runs if trains_alone(run.settings)))
     if len(alone) != 1:
         found = f"{', '.join(alone)} are {len(alone)}" if alone else f"none of {', '.join(strategies)} is one"

@@ -92,6 +92,7 @@ def main(grid: Grid, context: Context) -> None:
             **identity,
             "rounds": outcome.rounds,
             "best_round": outcome.best_round,
+            "selection": settings.evaluation.selection,
             "validation": outcome.validation,
             "test": outcome.test,
             "users_evaluated": outcome.users_evaluated,
@@ -105,7 +106,8 @@ def main(grid: Grid, context: Context) -> None:
     k = settings.evaluation.k
     value = outcome.test[f"ndcg@{k}"]
     quality = "no client has test items" if value is None else f"test ndcg@{k} {value:.4f}"
-    say("%s (model of round %d)", quality, outcome.best_round)
+    own_best = settings.evaluation.selection == "client"
+    say("%s (%s)", quality, "each client's own best round" if own_best else f"model of round {outcome.best_round}")
     say("output: %s", folder.path)
 
 

@@ -42,7 +42,7 @@ class Client(ClientAlgorithm):
         if "global" in request.arrays:
             self.state.arrays["global"] = request.record("global")
         self.uploads = bool(request.fields["upload"])
-        if request.fields.get("join"):
+        if request.fields.get("join") and not self.state.numbers["trained_round"]:
             # Copied: this market's table must not share its memory with G.
             self.set_model({"items": table_from_common(self.common, self.settings.model.dim).clone()})
         self.strength = float(request.fields["strength"])

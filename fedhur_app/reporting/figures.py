@@ -94,7 +94,9 @@ def draw_tables(tables: ItemTables, names: dict[int, str], picture: Picture, fol
     figure = Figure(figsize=(6, 5), layout="constrained")
     panel = figure.subplots()
     for number, (market, xy) in enumerate(points.items()):
-        panel.scatter(xy[:, 0], xy[:, 1], s=6, alpha=0.5, linewidths=0, color=f"C{number % 10}", label=names[market])
+        # Ten colours, then other marks.
+        colour, mark = f"C{number % 10}", "o^sv"[number // 10 % 4]
+        panel.scatter(xy[:, 0], xy[:, 1], s=6, alpha=0.5, linewidths=0, label=names[market], color=colour, marker=mark)
     panel.scatter(shared[:, 0], shared[:, 1], s=6, alpha=0.7, linewidths=0, color="black", label="G")
     panel.set(title=f"item tables, {'PCA' if picture == 'pca' else 't-SNE'}", xticks=[], yticks=[])
     panel.legend(markerscale=3, fontsize="small")

@@ -75,7 +75,8 @@ class MarketStudy:
         self.anew = _drawn_anew(outcomes[0].run.dataset, configs)
         self.markets = sorted({int(m) for o in self.runs.values() for m in np.unique(o.users["market"])})
         self.test_users = {market: self._test_users(market) for market in self.markets}
-        self.rich = max(self.markets, key=lambda market: self.test_users[market], default=None)
+        sizes = {market: (self.training_interactions(market) or 0, self.test_users[market]) for market in self.markets}
+        self.rich = max(self.markets, key=lambda market: sizes[market], default=None)
 
     def name(self, market: int) -> str:
         """Name of a market, or its number."""

@@ -162,9 +162,12 @@ def _notes(study: MarketStudy) -> list[str]:
         return []
     notes = [
         "Metrics are means over a market's test users, then mean ± standard deviation (n - 1) over seeds. Bold: the "
-        "best mean. The rich market is the one with the most test users.",
+        "best mean. The rich market is the one with the most training interactions (test users, where these are "
+        "not known).",
         f"Change: NDCG relative to {study.reference}, which trains every market alone, in %; mean over the seeds that "
-        "both completed, interval: Student's t over seeds.",
+        "both completed, interval: Student's t over seeds. A seed in which training alone scores 0 has no "
+        "relative change "
+        "and is left out of it, not of the tests.",
     ]
     if study.anew:
         notes.append(
@@ -182,8 +185,8 @@ def _notes(study: MarketStudy) -> list[str]:
         "higher NDCG than training alone."
     )
     notes.append(
-        "Negative transfer: markets other than the rich one whose mean change is below 0. A p value of - is a test "
-        "that cannot be made."
+        "Negative transfer: markets other than the rich one whose mean change is below 0; how many of these are "
+        "significant is not corrected for the number of markets. A p value of - is a test that cannot be made."
     )
     return notes
 

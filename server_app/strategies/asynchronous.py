@@ -2,7 +2,8 @@
 
 A "round" is then at least as many answers as the round has clients; calls that are still under way belong to the next
 one. What arrives when depends on the clients' speed, so such a run does not repeat bit by bit, and what is under way
-when a run is killed is lost and asked for again.
+when a run is killed is lost and asked for again. Of a client that answered twice in a round, the round's line in the
+history has the last answer; bytes are those of all.
 """
 
 import time
@@ -22,32 +23,44 @@ class AsynchronousRound:
     def __init__(self) -> None:
         self.calls: dict[str, Call] = {}
         self.versions: dict[int, int] = {}
+        self.closing = False
 
     def collect(self, server: "Server", runner: StageRunner, round_: int) -> StageResult:
-        """Call everybody who is idle, then take as many answers as there are clients in the round.
+        """Call everybody who is idle, then take at least as many answers as there are clients in the round.
+
+        In the last round, and in the one that closes a run which stops early, nobody is called again and all answers
+        are waited for.
 
         Raises:
-            QuorumError: Nothing is under way any more and too few have answered.
+            QuorumError: Too few different clients have answered.
         """
         start = time.perf_counter()
         result, label = StageResult(*server.stages), f"round {round_}/{server.settings.rounds}"
         clients = server.sample(round_)
         busy = {call.client for call in self.calls.values()}
-        self._call(server, runner, round_, [client for client in clients if client not in busy], result)
+        last = self.closing or round_ == server.settings.rounds
+        if not self.closing:
+            self._call(server, runner, round_, [client for client in clients if client not in busy], result)
         taken = 0
-        while taken < len(clients) and self.calls:
+        while (last or taken < len(clients)) and self.calls:
             answered = runner.pull(self.calls, result)
             for client, content in answered:
+                server.note_validation({client: content})  # the round's own note has a client's last answer only
                 server.take(client, content, server.version - self.versions.pop(client))
                 taken += 1
-                if taken < len(clients):
+                if not last and taken < len(clients):
                     self._call(server, runner, round_, [client], result)
             if not answered and self.calls:
                 time.sleep(_POLL_SECONDS)
         result.seconds = time.perf_counter() - start
         runner.report(result, len(clients), label)
-        if taken < runner.needed(len(clients)):
-            raise QuorumError(f"{label}, {result.stage}: {taken} answers of {len(clients)} came (server.quorum)")
+        answered_once, needed = len(result.replies), runner.needed(len(clients))
+        if not self.closing and answered_once < needed:
+            raise QuorumError(
+                f"{label}, {result.stage}: {answered_once} of {len(clients)} clients answered, {needed} are needed "
+                "(server.quorum)"
+            )
+        self.closing = False
         return result
 
     def _call(

@@ -278,7 +278,7 @@ class StagedStrategy:
         save: bool,
     ) -> None:
         progress, k = self.progress, self.settings.evaluation.k
-        self._note_validation(results[-1].replies)
+        self.note_validation(results[-1].replies)
         validation = _means(self._pooled_validation())
         value = validation[f"ndcg@{k}"]
         progress.round = round_
@@ -334,7 +334,7 @@ class StagedStrategy:
             quality = f"validation ndcg@{k} {value:.4f} (best {progress.best_value:.4f}, round {progress.best_round})"
         say("round %d/%d | %s | loss %.4f | %.1f s", round_, self.settings.rounds, quality, loss, seconds)
 
-    def _note_validation(self, replies: dict[int, Content]) -> None:
+    def note_validation(self, replies: dict[int, Content]) -> None:
         """Each client's latest sums or, where every client keeps the model of its own best round, its best ones."""
         for client, content in replies.items():
             before, sums = self.progress.sums.get(client), _sums(content, "valid")
@@ -347,7 +347,7 @@ class StagedStrategy:
         return self.fleet.clients
 
     def _pooled_validation(self) -> RankSums:
-        """Sums over clients, as :meth:`_note_validation` keeps them; zeros for those who have not taken part yet."""
+        """Sums over clients, as :meth:`note_validation` keeps them; zeros for those who have not taken part yet."""
         k = self.settings.evaluation.k
         pooled = RankSums.zero(k)
         for client in self.judged():

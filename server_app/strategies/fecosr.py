@@ -26,7 +26,8 @@ class Server(StagedStrategy):
     """Keeps G.
 
     Attributes:
-        common: G (I, g).
+        common: G (I, g) as markets get it.
+        raw: G (I, g) before it is drawn to the items' attributes; the same table where it is not.
         version: Steps that G has made.
         holds: Market -> version of G that it holds.
         losses: Market -> its mean training loss when it last answered.
@@ -41,8 +42,12 @@ class Server(StagedStrategy):
         own, join = settings.fecosr, settings.fecosr.join
         if own.models is not None and len(own.models) != len(fleet.nodes):
             raise RunError(f"fecosr.models names {len(own.models)} models, but there are {len(fleet.nodes)} markets")
-        if join and join.market not in fleet.nodes:
-            raise RunError(f"fecosr.join names market {join.market}; the markets are {_ranges(fleet.clients)}")
+        if join and (join.market not in fleet.nodes or len(fleet.nodes) < 2):
+            raise RunError(
+                f"fecosr.join names market {join.market}; the markets are {fleet.clients[0]} to "
+                f"{fleet.clients[-1]}, and "
+                "one other must be there before"
+            )
         if own.attribute_prior > 0 and fleet.attributes is None:
             raise RunError(
                 f"fecosr.attribute_prior needs item attributes such as genres, and data set {settings.dataset.name} "
@@ -52,6 +57,7 @@ class Server(StagedStrategy):
         width = own.dim or settings.model.dim
         generator = torch_generator(settings.seed, "init-items")
         self.common = torch.randn(fleet.n_items, width, generator=generator) * settings.model.init_std
+        self.raw = self.common
         self.version = 0
         self.holds: dict[int, int] = {}
         self.losses: dict[int, float] = {}
@@ -65,8 +71,8 @@ class Server(StagedStrategy):
         join = self.settings.fecosr.join
         clients = super().sample(round_)
         if join and round_ < join.round:
-            others = [client for client in clients if client != join.market]
-            return others or [client for client in self.fleet.clients if client != join.market][:1] or clients
+            others = [client for client in self.fleet.clients if client != join.market]
+            return [client for client in clients if client != join.market] or others[:1]
         if join and round_ == join.round:
             return sorted({*clients, join.market})
         return clients
@@ -76,7 +82,12 @@ class Server(StagedStrategy):
         join = self.settings.fecosr.join
         if join and self.progress.round < min(join.round + self.settings.patience, self.settings.rounds):
             return False
-        return super().finished()
+        over = super().finished()
+        if over and self.in_flight.calls and self.progress.round < self.settings.rounds:
+            # One more round, for those who are still training: what is tested must have been validated.
+            self.in_flight.closing = True
+            return False
+        return over
 
     def run_round(self, runner: StageRunner, round_: int) -> None:
         """One round; in an asynchronous run as many answers as there are markets."""
@@ -104,14 +115,16 @@ class Server(StagedStrategy):
     def aggregate_regularized(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
         """The step of G, if this is a round for one."""
         self.holds |= dict.fromkeys(replies, self.version)
-        left_out = self._left_out(replies)
+        moves = round_ % self.settings.fecosr.update_every == 0
+        left_out = self._left_out(replies) if moves else set()
         used = {
             client: content
             for client, content in replies.items()
             if client not in left_out and len(content.arrays.get("difference", {}).get("items", ()))
         }
         if used:
-            self._move(self._step(used), list(used), {client: _items(content) for client, content in used.items()})
+            items = {client: content.record("difference")["items"].long() for client, content in used.items()}
+            self._move(self._step(used), items)
         return {"consensus": {"version": self.version, "left_out": sorted(left_out), **_reports(replies)}}
 
     def take(self, client: int, content: Content, staleness: int) -> None:
@@ -130,7 +143,7 @@ class Server(StagedStrategy):
         weights = self._weights([client], self.fleet.clients)
         discount = (1 + staleness) ** -self.settings.fecosr.staleness
         step = torch.zeros_like(self.common).index_add_(0, items, rows, alpha=float(weights[0]) * discount)
-        self._move(step, [client], {client: items})
+        self._move(step, {client: items}, float(weights[0]) * discount)
 
     # --- pieces -------------------------------------------------------------------------------------------------
 
@@ -153,12 +166,11 @@ class Server(StagedStrategy):
 
     def _starts_warm(self, round_: int, client: int) -> bool:
         join = self.settings.fecosr.join
-        if join is None or not join.warm or client != join.market:
-            return False
-        return client not in self.progress.trained
+        # The market itself knows whether it has trained before; then it does not start anew.
+        return join is not None and join.warm and client == join.market and round_ >= join.round
 
     def _left_out(self, replies: dict[int, Content]) -> set[int]:
-        """Markets whose loss did not fall since they last answered, where these are not wanted."""
+        """Markets whose loss did not fall since the last step that they answered for, where these are not wanted."""
         rising = set()
         for client, content in replies.items():
             loss = float(content.fields["loss_sum"]) / max(int(content.fields["examples"]), 1)
@@ -182,18 +194,28 @@ class Server(StagedStrategy):
             return trimmed_step(self.fleet.n_items, uploads, trim)
         return weighted_step(self.fleet.n_items, uploads, self._weights(list(used), list(used)))
 
-    def _move(self, step: Tensor, clients: list[int], items: dict[int, Tensor]) -> None:
-        """`G <- G + eta step`, drawn to the items' attributes if settings say so."""
+    def _move(self, step: Tensor, items: dict[int, Tensor], weight: float = 1.0) -> None:
+        """`G <- G + eta step`, then drawn to the items' attributes if settings say so.
+
+        Markets upload differences from the G that they were sent. What attributes added to that is taken out again, by
+        the weight of the step, from the rows that were sent: else G would be drawn to its genres once more every time.
+
+        Args:
+            step: (I, g), weighted differences.
+            items: Market -> the items that it sent.
+            weight: What the weights of the step sum to.
+        """
         settings = self.settings.fecosr
-        moved = self.common + settings.server_lr * step
-        for client in clients:
-            self.sent[self.fleet.clients.index(client), items[client]] = True
+        touched = torch.zeros(self.fleet.n_items, dtype=torch.bool)
+        for client, numbers in items.items():
+            self.sent[self.fleet.clients.index(client), numbers] = True
+            touched[numbers] = True
+        step = step + weight * touched[:, None] * (self.common - self.raw)
+        self.raw = self.common = self.raw + settings.server_lr * step
         if settings.attribute_prior > 0:
             assert self.fleet.attributes is not None
             evidence = self.sent.sum(dim=0)
-            shrunk = shrunk_to_attributes(moved, evidence, self.fleet.attributes, settings.attribute_prior)
-            moved = torch.where(evidence[:, None] > 0, shrunk, moved)
-        self.common = moved
+            self.common = shrunk_to_attributes(self.raw, evidence, self.fleet.attributes, settings.attribute_prior)
         self.version += 1
 
     # --- resume -------------------------------------------------------------------------------------------------
@@ -202,6 +224,7 @@ class Server(StagedStrategy):
         """G, who holds which version, losses and who sent what."""
         return {
             "global/items": self.common.numpy(),
+            "raw": self.raw.numpy(),
             "version": np.array(self.version),
             "holds": np.array(sorted(self.holds.items()), dtype=np.int64).reshape(-1, 2),
             "losses": np.array(sorted(self.losses.items()), dtype=np.float64).reshape(-1, 2),
@@ -210,15 +233,11 @@ class Server(StagedStrategy):
 
     def load_state(self, arrays: dict[str, np.ndarray]) -> None:
         """The inverse of :meth:`state`."""
-        self.common = torch.tensor(arrays["global/items"])
+        self.common, self.raw = torch.tensor(arrays["global/items"]), torch.tensor(arrays["raw"])
         self.version = int(arrays["version"])
         self.holds = {int(client): int(version) for client, version in arrays["holds"]}
         self.losses = {int(client): float(loss) for client, loss in arrays["losses"]}
         self.sent = torch.tensor(arrays["sent"])
-
-
-def _items(content: Content) -> Tensor:
-    return content.record("difference")["items"].long()
 
 
 def _reports(replies: dict[int, Content]) -> dict[str, dict[str, float]]:
@@ -228,7 +247,3 @@ def _reports(replies: dict[int, Content]) -> dict[str, dict[str, float]]:
         name: {client: float(fields[name]) for client, fields in told.items() if name in fields}
         for name in ("strength", "distance")
     }
-
-
-def _ranges(clients: list[int]) -> str:
-    return f"{clients[0]} to {clients[-1]}"

@@ -24,6 +24,8 @@ class Server(MixingStrategy):
         source: The market that begins.
         switched: The last round of the first phase; 0 before it is over.
         source_table: The source's table of its best round.
+        restore: Once the others have begun, and until the source has answered: the round of the model that it must go
+            back to.
     """
 
     def __init__(self, settings: Settings, fleet: Fleet, folder: RunFolder | None = None) -> None:
@@ -36,6 +38,7 @@ class Server(MixingStrategy):
         self.source = max(fleet.clients, key=lambda c: fleet.interactions[c]) if wanted is None else wanted
         self.switched = 0
         self.source_table: Tables | None = None
+        self.restore = 0
 
     def judged(self) -> list[int]:
         """Validation of the source chooses the model of the first phase, that of the others the final one."""
@@ -50,12 +53,12 @@ class Server(MixingStrategy):
         progress = self.progress
         if not self.switched and progress.best_round == progress.round:
             self.source_table = self.table
-        settings, restore = self.settings, 0
+        settings = self.settings
         most = settings.finetune.source_rounds or max(1, settings.rounds // 2)
         stale = progress.round - progress.best_round >= settings.patience
         if not self.switched and (stale or progress.round >= most):
-            restore = progress.best_round
-            say("markets other than %d go on from its table of round %d", self.source, restore)
+            self.restore = progress.best_round
+            say("markets other than %d go on from its table of round %d", self.source, self.restore)
             self.table, self.up_to_date = self.source_table, set()
             self.switched = progress.round
             progress.best_round, progress.best_value, progress.sums = progress.round, -1.0, {}
@@ -63,7 +66,7 @@ class Server(MixingStrategy):
         contents = super().configure_items(round_, clients)
         return {
             client: Content(
-                {"train": client in training, "restore": restore},
+                {"train": client in training, "restore": self.restore if client == self.source else 0},
                 (contents if isinstance(contents, Content) else contents[client]).arrays,
             )
             for client in clients
@@ -71,6 +74,8 @@ class Server(MixingStrategy):
 
     def aggregate_items(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
         """The mean table of those who trained; the present one stays where nobody did."""
+        if self.source in replies:
+            self.restore = 0
         uploads = {client: content for client, content in replies.items() if "table" in content.arrays}
         if uploads:
             super().aggregate_items(round_, uploads)
@@ -83,10 +88,10 @@ class Server(MixingStrategy):
     def state(self) -> dict[str, np.ndarray]:
         """The shared table, the source's best one and the phase."""
         best = {f"source/{name}": tensor.numpy() for name, tensor in (self.source_table or {}).items()}
-        return super().state() | best | {"switched": np.array(self.switched)}
+        return super().state() | best | {"switched": np.array(self.switched), "restore": np.array(self.restore)}
 
     def load_state(self, arrays: dict[str, np.ndarray]) -> None:
         """The inverse of :meth:`state`."""
         super().load_state(arrays)
-        self.switched = int(arrays["switched"])
+        self.switched, self.restore = int(arrays["switched"]), int(arrays["restore"])
         self.source_table = tables_below(arrays, "source")

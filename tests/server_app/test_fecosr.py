@@ -5,13 +5,14 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from flwr.app import Error, Message
 
 from client_app.algorithms import fecosr as client_half
 from fedhur_app.config import ConfigError, load_settings
 from fedhur_app.consensus.basis import distance
 from fedhur_app.protocol import Content
 from fedhur_app.runtime import LocalGrid, run_local
-from server_app.stages import RunError
+from server_app.stages import QuorumError, RunError
 from server_app.strategies.base import Fleet
 from server_app.strategies.fecosr import Server
 from tests.running import history, killed_and_resumed, numbers, result, run
@@ -55,7 +56,7 @@ ANSWERS = {0: answer([0, 1], [[4.0, 0.0], [1.0, 1.0]]), 1: answer([0], [[0.0, 2.
 )
 def test_the_step_of_g_by_hand(options, step):
     strategy = server(options)
-    strategy.common = torch.tensor([[1.0, 1.0], [0.0, 0.0], [5.0, 6.0]])
+    strategy.common = strategy.raw = torch.tensor([[1.0, 1.0], [0.0, 0.0], [5.0, 6.0]])
     strategy.aggregate_regularized(1, ANSWERS)
     assert torch.allclose(strategy.common - torch.tensor([[1.0, 1.0], [0.0, 0.0], [5.0, 6.0]]), torch.tensor(step))
     assert strategy.version == 1
@@ -63,7 +64,7 @@ def test_the_step_of_g_by_hand(options, step):
 
 def test_markets_whose_loss_did_not_fall_are_left_out():
     strategy = server("fecosr.selective=true")
-    strategy.common = torch.zeros(3, 2)
+    strategy.common = strategy.raw = torch.zeros(3, 2)
     strategy.aggregate_regularized(1, {0: answer([0], [[1.0, 1.0]], 0.7), 1: answer([0], [[3.0, 3.0]], 0.7)})
     assert strategy.common[0].tolist() == [2.0, 2.0]
     report = strategy.aggregate_regularized(
@@ -85,13 +86,13 @@ def test_lambda_of_a_market():
 
 def test_an_answer_that_is_late_counts_less():
     strategy = server("fecosr.asynchronous=true fecosr.staleness=1")
-    strategy.common = torch.zeros(3, 2)
+    strategy.common = strategy.raw = torch.zeros(3, 2)
     strategy.take(0, answer([0], [[3.0, 3.0]]), staleness=0)
     assert strategy.common[0].tolist() == pytest.approx([1.0, 1.0])  # a third of it: there are three markets
     strategy.take(1, answer([0], [[3.0, 3.0]]), staleness=1)
     assert strategy.common[0].tolist() == pytest.approx([1.5, 1.5])
     weighted = server("fecosr.asynchronous=true fecosr.weighting=examples")
-    weighted.common = torch.zeros(3, 2)
+    weighted.common = weighted.raw = torch.zeros(3, 2)
     weighted.take(0, answer([0], [[4.0, 4.0]]), staleness=0)
     assert weighted.common[0].tolist() == pytest.approx([2.0, 2.0])  # 30 of 60 interactions
 
@@ -99,12 +100,25 @@ def test_an_answer_that_is_late_counts_less():
 def test_attributes_draw_items_that_few_markets_sent_to_their_genre():
     genres = torch.tensor([[1.0], [1.0], [1.0]])
     strategy = server("fecosr.attribute_prior=1", attributes=genres)
-    strategy.common = torch.zeros(3, 2)
+    strategy.common = strategy.raw = torch.zeros(3, 2)
     strategy.aggregate_regularized(1, {k: answer([0], [[3.0, 3.0]]) for k in range(2)} | {2: answer([1], [[0.0, 0.0]])})
     # Evidence 2 and 1: the genre's vector is (2 * 3 + 1 * 0) / (2 + 1 + ridge 1).
     assert strategy.common[0].tolist() == pytest.approx([1.5 + 2 / 3 * 1.5] * 2)
     assert strategy.common[1].tolist() == pytest.approx([0.75] * 2)
-    assert strategy.common[2].tolist() == [0.0, 0.0]
+    assert strategy.common[2].tolist() == pytest.approx([1.5] * 2)  # nobody sent it: the genre's vector
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.1])
+def test_markets_that_agree_with_g_leave_what_attributes_made_of_it(server_lr):
+    """G is drawn to its genres once, not once more in every round."""
+    strategy = server(f"fecosr.attribute_prior=1 fecosr.server_lr={server_lr}", attributes=torch.ones(3, 1))
+    strategy.common = strategy.raw = torch.zeros(3, 2)
+    wanted = torch.tensor([[3.0, 1.0], [0.0, 2.0], [-3.0, 0.0]])
+    for round_ in range(1, 200):
+        difference = (wanted - strategy.common).tolist()
+        strategy.aggregate_regularized(round_, {k: answer([0, 1, 2], difference) for k in range(3)})
+    mean = wanted.sum(dim=0) * 3 / (3 * 3 + 1)  # evidence 3 an item, ridge 1
+    assert torch.allclose(strategy.common, mean + 3 / 4 * (wanted - mean), atol=1e-5)
 
 
 def client_tables(grid: LocalGrid) -> list[dict[str, torch.Tensor]]:
@@ -140,7 +154,7 @@ def test_a_stronger_pull_brings_tables_nearer_to_g(regulariser, tmp_path):
 
 
 def test_a_huge_pull_drives_the_tables_to_g(tmp_path):
-    options = f"{STILL} fecosr.strength=1e9 train.epochs=60 train.lr=0.001 fecosr.update_every=99"
+    options = f"{STILL} fecosr.strength=1e9 train.epochs=60 train.lr=0.001 fecosr.update_every=4"
     grid = run(tmp_path, "fecosr", options)
     for context in grid.contexts.values():
         arrays = context.live.arrays
@@ -150,6 +164,7 @@ def test_a_huge_pull_drives_the_tables_to_g(tmp_path):
 def test_markets_of_different_widths_and_models_train_together(tmp_path):
     models = "'fecosr.models=[{dim: 4}, {kind: lightgcn}, {}, {}, {dim: 12}, {kind: mlp}]'"
     options = f"{STILL} fecosr.regulariser=relation fecosr.dim=5 fecosr.strength=100 train.loss=bce {models}"
+    options += " user_refit.enabled=false"
     grid = run(tmp_path, "fecosr", options)
     assert [model["items"].shape[1] for model in client_tables(grid)] == [4, 8, 8, 8, 12, 8]
     assert "hidden.0.weight" in client_tables(grid)[5] or len(client_tables(grid)[5]) > 2
@@ -166,6 +181,7 @@ def test_other_regularisers_refuse_different_widths():
     [
         ("'fecosr.models=[{dim: 4}]' fecosr.regulariser=relation", "names 1 models, but there are 6 markets"),
         ("'fecosr.join={market: 6, round: 2}'", "names market 6; the markets are 0 to 5"),
+        ("'fecosr.join={market: 0, round: 2}' dataset.clients.number=1", "one other must be there"),
         ("fecosr.attribute_prior=1", "needs item attributes"),
     ],
 )
@@ -181,7 +197,21 @@ def test_settings_that_do_not_fit_the_markets_are_refused(options, message, tmp_
         ("fecosr.asynchronous=true fecosr.weighting=median", "one by one"),
         ("fecosr.asynchronous=true fecosr.update_every=2", "set it to 1"),
         ("'fecosr.join={market: 1, round: 40}'", "there are 30 rounds"),
-        ("fecosr.adversary=1 fecosr.dim=5 fecosr.regulariser=relation", "adversary needs tables of one width"),
+        ("fecosr.adversary=1 fecosr.regulariser=relation", "which fecosr.regulariser relation leaves free"),
+        ("model.same_init=false", "set model.same_init=true"),
+        ("fecosr.update_every=40", "G would never move"),
+        ("'fecosr.join={market: 1, round: 4}' evaluation.selection=pooled", "join needs evaluation.selection=client"),
+        ("fecosr.asynchronous=true evaluation.selection=pooled", "asynchronous needs evaluation.selection=client"),
+        ("fecosr.asynchronous=true fraction_train=0.5", "fraction_train must be 1"),
+        ("fecosr.asynchronous=true server.checkpoint_every=2", "checkpoint_every 1"),
+        (
+            "'fecosr.models=[{kind: mlp}, {}]' fecosr.regulariser=relation",
+            "user_refit needs scores that are dot products",
+        ),
+        (
+            "'fecosr.models=[{kind: mlp}, {}]' fecosr.regulariser=relation user_refit.enabled=false train.loss=mse",
+            "model.kind mlp has bpr and bce only",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(options, message):
@@ -339,6 +369,59 @@ def test_an_asynchronous_run_goes_on_without_a_market_that_fails(tmp_path):
     assert ["injected fault" in reasons.get("1", "") for reasons in absences].count(True) == 1
     assert absences[-1] == {}
     assert result(tmp_path)["status"] == "completed"
+
+
+@pytest.mark.parametrize("options", ["rounds=5 min_rounds=5", "rounds=40 min_rounds=1 patience=1 train.lr=1e-9"])
+def test_what_an_asynchronous_run_tests_has_been_validated(options, slow_market, tmp_path, monkeypatch):
+    """Also where it stops early while a market is still training."""
+    tested = {}
+    honest = client_half.Client.best_model
+
+    def best_model(self, best_round):
+        model = honest(self, best_round)
+        tested[self.shard.client] = self.rank("valid", model).sums()
+        return model
+
+    monkeypatch.setattr(client_half.Client, "best_model", best_model)
+    run(tmp_path, "fecosr", f"{PLAIN} {options} fecosr.asynchronous=true")
+    users = sum(sums.users for sums in tested.values())
+    pooled = sum(sums.ndcg for sums in tested.values()) / users
+    assert result(tmp_path)["validation"]["ndcg@10"] == pytest.approx(pooled)
+
+
+def test_answers_of_one_market_are_no_quorum(tmp_path):
+    def away(message, client):
+        return "raise" if client > 0 and message.metadata.message_type == "train.regularized" else None
+
+    with pytest.raises(QuorumError, match="1 of 6 clients answered"):
+        run(tmp_path, "fecosr", f"{STILL} fecosr.asynchronous=true", away)
+
+
+def test_a_market_that_joins_starts_from_g_once(tmp_path, monkeypatch):
+    """Its first answer is lost: what it learned stays."""
+    tables = {}
+    honest = client_half.Client.train
+
+    def train(self):
+        before = self.state.arrays["model"]["items"]
+        fields = honest(self)
+        if self.shard.client == 3:
+            tables[self.round] = (before, self.state.arrays["model"]["items"])
+        return fields
+
+    answers = LocalGrid._answer
+
+    def lose(self, message, context, fault):
+        reply = answers(self, message, context, fault)
+        late = message.metadata.message_type == "train.regularized" and message.metadata.group_id == "round-3"
+        if late and context.node_config["partition-id"] == 3:
+            return Message(Error(2, "lost"), reply_to=message)
+        return reply
+
+    monkeypatch.setattr(client_half.Client, "train", train)
+    monkeypatch.setattr(LocalGrid, "_answer", lose)
+    run(tmp_path, "fecosr", f"{STILL} 'fecosr.join={{market: 3, round: 3}}'")
+    assert torch.equal(tables[4][0], tables[3][1])
 
 
 def test_an_asynchronous_run_can_be_resumed(slow_market, tmp_path):

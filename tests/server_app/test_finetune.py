@@ -66,6 +66,16 @@ def test_validation_is_that_of_who_trains(tmp_path):
     assert lines[-1]["validation"]["ndcg@10"] == pytest.approx(mean)
 
 
+def test_a_source_that_misses_the_switch_goes_back_later(trained, tmp_path):
+    def away(message, client):
+        return "drop" if client == 2 and message.metadata.group_id == "round-4" else None
+
+    grid = run(tmp_path, "finetune", OPTIONS, away)
+    best = history(tmp_path)[2]["best_round"]
+    source = next(c for c in grid.contexts.values() if c.node_config["partition-id"] == 2)
+    assert torch.equal(source.live.arrays["model"]["users"], trained[best, 2][1]["users"])
+
+
 @pytest.mark.parametrize("killed_in", [3, 4, 5])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(killed_in, tmp_path):
     run(tmp_path / "whole", "finetune", OPTIONS)
@@ -77,6 +87,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(killed_in, tmp_path):
 def test_impossible_settings(tmp_path):
     with pytest.raises(ConfigError, match="leaves no round of 5"):
         load_settings("synthetic", "finetune", overrides="rounds=5 finetune.source_rounds=5")
+    for change in ("rounds=1 min_rounds=1", "fraction_train=0.5"):
+        with pytest.raises(ConfigError, match="it needs fraction_train=1 and two rounds"):
+            load_settings("synthetic", "finetune", overrides=change)
     with pytest.raises(ConfigError, match="selection=pooled"):
         load_settings("synthetic", "finetune", overrides="evaluation.selection=client")
     with pytest.raises(RunError, match="source is market 9"):
