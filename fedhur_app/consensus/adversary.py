@@ -34,7 +34,7 @@ def deceive(adversary: dict[str, Tensor], own: Tensor, common: Tensor) -> tuple[
         common: (b, d) rows of G.
 
     Returns:
-        The loss and its gradient (b, d) with respect to `own`.
+        The loss and its gradient (b, d) with respect to `own`, the scale held fixed.
     """
     scale = torch.cat([own, common]).square().mean().sqrt().clamp_min(1e-12)
     mine, theirs = own / scale, common / scale
