@@ -10,11 +10,14 @@ Runs of the local runtime, one after the other; prints Markdown. Validation rows
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedhur_app.evaluation.statistics import summarise
+from fedhur_app.reporting.comparison import spread_text
 from fedhur_app.runtime import run_local
 
 STRENGTHS = (0.0, 0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)
@@ -55,7 +58,7 @@ def strengths(dataset: str, seeds: list[int], options: list[str]) -> None:
             found.append(best_by_market(lines))
             distances.append(np.mean(list(lines[-1]["consensus"]["distance"].values())))
         assert rich is not None
-        others = [np.mean([v for m, v in markets.items() if m != rich]) for markets in found]
+        others = [float(np.mean([v for m, v in markets.items() if m != rich])) for markets in found]
         rich_text = spread([markets[rich] for markets in found])
         print(f"| {strength:g} | {rich_text} | {spread(others)} | {np.mean(distances):.2f} |", flush=True)
 
@@ -85,9 +88,9 @@ def joining(dataset: str, seeds: list[int], options: list[str], market: int, rou
         print(f"| {name} | {' | '.join(cells)} | {spread(tests)} |", flush=True)
 
 
-def spread(values: Any) -> str:
+def spread(values: Sequence[float] | np.ndarray) -> str:
     """Mean and standard deviation over seeds."""
-    return f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else f"{np.mean(values):.4f}"
+    return spread_text(summarise(values))
 
 
 def main() -> None:

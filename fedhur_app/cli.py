@@ -226,7 +226,10 @@ def markets(
     dataset: Annotated[str, typer.Option(help="A file in conf/dataset/ whose users have markets.")],
     seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Every strategy runs with each.")] = "1,2,3",
     names: Annotated[
-        str, typer.Option("--strategies", metavar="A,B,...", help="Files in conf/strategy/, one with algorithm local.")
+        str,
+        typer.Option(
+            "--strategies", metavar="A,B,...", help="Files in conf/strategy/, one of them such as independent."
+        ),
     ] = "independent,finetune,joint,fedavg,fecosr",
     tuned: Annotated[bool, typer.Option("--tuned", help="Use tuned/<dataset>/<name> where there is one.")] = False,
     picture: Annotated[Literal["pca", "tsne"], typer.Option(help="How item tables are drawn.")] = "pca",
@@ -248,7 +251,8 @@ def markets(
     folder, changes = output.expanduser().resolve(), list(set_ or [])
     strategies = study.tuned(dataset, _listed(names), _plain) if tuned else _listed(names)
     what = study.command(picture)
-    runs = study.plan(dataset, strategies, _numbers(seeds), changes, folder, what)
+    runs = comparison.plan(dataset, strategies, _numbers(seeds), changes, folder, what)
+    study.check(runs)
     raise typer.Exit(comparison.compare(runs, folder, changes, "local", jobs or os.cpu_count() or 1, _plain, what))
 
 

@@ -5,7 +5,6 @@ The machinery is that of `fedhur compare`; here are the names of tuned strategie
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from fedhur_app import compare
 from fedhur_app.config import OWN_DATA, available
@@ -47,29 +46,24 @@ def tuned(dataset: str, strategies: Sequence[str], say: Say) -> list[str]:
     return [names[name] if names[name] in known else name for name in strategies]
 
 
-def plan(
-    dataset: str,
-    strategies: Sequence[str],
-    seeds: Sequence[int],
-    changes: Sequence[str],
-    folder: Path,
-    what: compare.Command,
-) -> list[Run]:
-    """All runs, as `compare.plan` gives them.
+def check(runs: Sequence[Run]) -> None:
+    """Refuse runs that say nothing about markets, before any of them is made.
+
+    Args:
+        runs: What `compare.plan` gave.
 
     Raises:
-        ConfigError: As there.
-        SweepError: As there; the data set has no markets; not exactly one strategy trains every market alone.
+        SweepError: The data set has no markets; not exactly one strategy trains every market alone.
         DataError: The data set cannot be fetched.
     """
-    runs = compare.plan(dataset, strategies, seeds, changes, folder, what)
-    if runs[0].settings.dataset.name == OWN_DATA or load_interactions_of(runs[0].settings).user_markets is None:
-        raise SweepError(f"data set {dataset} has no markets: choose one that has, or use `fedhur compare`")
+    settings = runs[0].settings
+    if settings.dataset.name == OWN_DATA or load_interactions_of(settings).user_markets is None:
+        raise SweepError(f"data set {runs[0].dataset} has no markets: choose one that has, or use `fedhur compare`")
     alone = list(dict.fromkeys(run.strategy for run in runs if trains_alone(run.settings)))
     if len(alone) != 1:
+        strategies = dict.fromkeys(run.strategy for run in runs)
         found = f"{', '.join(alone)} are {len(alone)}" if alone else f"none of {', '.join(strategies)} is one"
         raise SweepError(
             f"changes are against one strategy that trains every market alone, {found}: name exactly one, such as "
             "independent"
         )
-    return runs

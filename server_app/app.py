@@ -135,7 +135,7 @@ def _run(grid: Grid, settings: Settings, folder: RunFolder, config: dict[str, An
     if resume:
         plain, arrays = folder.load_server()
         progress = Progress.from_plain(plain)
-    on_round = live_view(settings, folder, progress.round if progress else 0)
+    on_round = live_view(settings, folder, progress.round if progress else 0, data.markets if data else ())
     if settings.centralised:
         say("all data in one place, as one client: %s is a reference, not a federated method", settings.strategy)
     fleet = meet(grid, settings, data, folder, progress, config)
@@ -252,13 +252,14 @@ def meet(
         n_items=catalogues.pop(),
         valid_users={int(fields["client"]): int(fields["valid_users"]) for fields in hellos.values()},
         interactions={int(fields["client"]): int(fields["interactions"]) for fields in hellos.values()},
-        attributes=_attributes(data),
+        attributes=_attributes(settings, data),
     )
 
 
-def _attributes(data: PreparedData | None) -> Tensor | None:
-    """What the catalogue says about items, (I, a); None where it says nothing."""
-    attributes = load_attributes(data.folder) if data else None
+def _attributes(settings: Settings, data: PreparedData | None) -> Tensor | None:
+    """What the catalogue says about items, (I, a); None where it says nothing or the run does not ask."""
+    wanted = settings.algorithm == "fecosr" and settings.fecosr.attribute_prior > 0
+    attributes = load_attributes(data.folder) if data and wanted else None
     return None if attributes is None else torch.from_numpy(attributes.toarray())
 
 

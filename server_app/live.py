@@ -1,9 +1,9 @@
 """Live view: the lines of the history as TensorBoard scalars, for `tensorboard --logdir <run folder>`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from fedhur_app.config import ConfigError, Settings, read_market_names
+from fedhur_app.config import ConfigError, Settings
 from server_app.checkpoint import RunFolder
 
 
@@ -13,13 +13,16 @@ class _Writer(Protocol):
     def flush(self) -> object: ...
 
 
-def live_view(settings: Settings, folder: RunFolder, last_round: int) -> Callable[[dict[str, Any]], None] | None:
+def live_view(
+    settings: Settings, folder: RunFolder, last_round: int, markets: Sequence[str]
+) -> Callable[[dict[str, Any]], None] | None:
     """What takes each line of the history, or None without `server.tensorboard`.
 
     Args:
         settings: The run's settings.
         folder: Its folder; scalars go to `tensorboard` in it.
         last_round: The round after which a resumed run goes on. What was shown of later rounds is taken back.
+        markets: Names of the markets by number.
 
     Raises:
         ConfigError: The package tensorboard is not installed.
@@ -37,14 +40,14 @@ def live_view(settings: Settings, folder: RunFolder, last_round: int) -> Callabl
     writer: _Writer = SummaryWriter(str(path), purge_step=last_round + 1)
 
     def show(line: dict[str, Any]) -> None:
-        for tag, value in scalars(line, read_market_names(folder.config)):
+        for tag, value in scalars(line, markets):
             writer.add_scalar(tag, value, line["round"])
         writer.flush()
 
     return show
 
 
-def scalars(line: dict[str, Any], names: list[str]) -> Iterator[tuple[str, float]]:
+def scalars(line: dict[str, Any], names: Sequence[str]) -> Iterator[tuple[str, float]]:
     """Tags and values of one line of history.jsonl; a metric over nobody (None) is left out.
 
     Args:

@@ -125,17 +125,17 @@ class StageRunner:
         }
         result.seconds = time.perf_counter() - start
         self.report(result, len(requests), label)
-        needed = self.needed(len(requests), quorum)
-        if len(result.replies) < needed:
-            raise QuorumError(
-                f"{label}, {stage}: {len(result.replies)} of {len(requests)} clients answered, {needed} are needed "
-                f"(server.quorum). Absent: {_name(result.absent)}"
-            )
+        self.check_quorum(result, len(requests), label, quorum)
         return result
 
-    def needed(self, asked: int, quorum: float | None = None) -> int:
-        """How many of the clients that were asked must answer."""
-        return math.ceil(round((self.quorum if quorum is None else quorum) * asked, 9))
+    def check_quorum(self, result: StageResult, asked: int, label: str, quorum: float | None = None) -> None:
+        """Raise QuorumError if fewer of the `asked` clients answered than the quorum (the runner's own by default)."""
+        needed = math.ceil(round((self.quorum if quorum is None else quorum) * asked, 9))
+        if len(result.replies) < needed:
+            raise QuorumError(
+                f"{label}, {result.stage}: {len(result.replies)} of {asked} clients answered, {needed} are needed "
+                f"(server.quorum). Absent: {_name(result.absent)}"
+            )
 
     def push(self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult) -> dict[str, Call]:
         """Send requests without waiting; the bytes count for `result`. Returns the calls by message id."""

@@ -87,9 +87,10 @@ class ClientAlgorithm:
         self.check_finite("after the last stage")
         self.state.numbers["finished_round"] = self.round
         ranks = self.rank("valid", self.state.arrays["model"])
+        sums = ranks.sums()
         if self.settings.evaluation.selection == "client":
-            self._keep_own_best(ranks)
-        fields = _prefixed("valid", ranks.sums())
+            self._keep_own_best(sums)
+        fields = _prefixed("valid", sums)
         if self.settings.evaluation.per_client and self.settings.centralised and self.shard.markets is not None:
             markets = self.shard.markets[ranks.users]
             for market in np.unique(self.shard.markets):
@@ -199,9 +200,8 @@ class ClientAlgorithm:
             self.state.arrays["best"] = dict(self.state.arrays["model"])
             numbers["best_round"] = best_round
 
-    def _keep_own_best(self, ranks: UserRanks) -> None:
+    def _keep_own_best(self, sums: RankSums) -> None:
         """After ranking: keep the model if its validation is this client's best; the latest, where it has none."""
-        sums = ranks.sums()
         best = self.state.arrays.get("best_validation", {"ndcg": torch.tensor(-1.0, dtype=torch.float64)})
         if sums.users == 0 or sums.ndcg > float(best["ndcg"]):
             self.state.arrays["best"] = dict(self.state.arrays["model"])

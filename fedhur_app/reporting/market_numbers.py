@@ -75,7 +75,8 @@ class MarketStudy:
         self.anew = _drawn_anew(outcomes[0].run.dataset, configs)
         self.markets = sorted({int(m) for o in self.runs.values() for m in np.unique(o.users["market"])})
         self.test_users = {market: self._test_users(market) for market in self.markets}
-        sizes = {market: (self.training_interactions(market) or 0, self.test_users[market]) for market in self.markets}
+        self.training_interactions = {market: self._training_interactions(market) for market in self.markets}
+        sizes = {market: (self.training_interactions[market] or 0, self.test_users[market]) for market in self.markets}
         self.rich = max(self.markets, key=lambda market: sizes[market], default=None)
 
     def name(self, market: int) -> str:
@@ -162,7 +163,7 @@ class MarketStudy:
             if value is not None
         ]
 
-    def training_interactions(self, market: int) -> int | None:
+    def _training_interactions(self, market: int) -> int | None:
         """Training rows of a market in the first completed run; None where its shards are not on this machine."""
         for outcome in self.runs.values():
             data = parse_yaml((outcome.run.folder / "config.yaml").read_text(encoding="utf-8")).get("data")

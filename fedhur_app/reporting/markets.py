@@ -103,7 +103,7 @@ def _heading(name: str, k: int) -> str:
 
 
 def _market_title(study: MarketStudy, market: int) -> str:
-    count = study.training_interactions(market)
+    count = study.training_interactions[market]
     facts = f"{study.test_users[market]} test users" + (f", {count} training interactions" if count else "")
     if market == study.rich:
         return f"Market {study.name(market)} ({facts}), the rich market: a loss here is source degradation"

@@ -9,7 +9,7 @@ history has the last answer; bytes are those of all.
 import time
 from typing import TYPE_CHECKING
 
-from server_app.stages import Call, QuorumError, StageResult, StageRunner
+from server_app.stages import Call, StageResult, StageRunner
 
 if TYPE_CHECKING:
     from server_app.strategies.fecosr import Server
@@ -35,7 +35,7 @@ class AsynchronousRound:
             QuorumError: Too few different clients have answered.
         """
         start = time.perf_counter()
-        result, label = StageResult(*server.stages), f"round {round_}/{server.settings.rounds}"
+        result, label = StageResult(*server.stages), server.label(round_)
         clients = server.sample(round_)
         busy = {call.client for call in self.calls.values()}
         last = self.closing or round_ == server.settings.rounds
@@ -54,12 +54,8 @@ class AsynchronousRound:
                 time.sleep(_POLL_SECONDS)
         result.seconds = time.perf_counter() - start
         runner.report(result, len(clients), label)
-        answered_once, needed = len(result.replies), runner.needed(len(clients))
-        if not self.closing and answered_once < needed:
-            raise QuorumError(
-                f"{label}, {result.stage}: {answered_once} of {len(clients)} clients answered, {needed} are needed "
-                "(server.quorum)"
-            )
+        if not self.closing:
+            runner.check_quorum(result, len(clients), label)
         self.closing = False
         return result
 

@@ -140,7 +140,7 @@ class StagedStrategy:
     def run_round(self, runner: StageRunner, round_: int) -> None:
         """One round: its stages in order, pooled validation, history, checkpoint."""
         start = time.perf_counter()
-        label = f"round {round_}/{self.settings.rounds}"
+        label = self.label(round_)
         save = self.saves(round_)
         clients = self.sample(round_)
         results: list[StageResult] = []
@@ -162,6 +162,10 @@ class StagedStrategy:
             clients = list(result.replies)
         self.close_round(runner, round_, results, statistics, server_seconds, start)
 
+    def label(self, round_: int) -> str:
+        """What log lines and errors call a round."""
+        return f"round {round_}/{self.settings.rounds}"
+
     def saves(self, round_: int) -> bool:
         """Whether clients and server write a checkpoint in a round."""
         every = self.settings.server.checkpoint_every
@@ -182,7 +186,7 @@ class StagedStrategy:
         self.progress.trained |= {client: int(content.fields["round"]) for client, content in first.items()}
         save = self.saves(round_)
         if save:
-            self._save_unsaved(runner, round_, f"round {round_}/{self.settings.rounds}", set(results[-1].replies))
+            self._save_unsaved(runner, round_, self.label(round_), set(results[-1].replies))
         self._finish_round(round_, results, statistics, server_seconds, time.perf_counter() - start, save)
 
     def sample(self, round_: int) -> list[int]:

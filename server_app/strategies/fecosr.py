@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhur_app.config import Settings
+from fedhur_app.config import JoinSettings, Settings
 from fedhur_app.consensus.aggregation import shrunk_to_attributes, trimmed_step, weighted_step
 from fedhur_app.consensus.compression import decompress
 from fedhur_app.protocol import Content, Stage
@@ -45,8 +45,7 @@ class Server(StagedStrategy):
         if join and (join.market not in fleet.nodes or len(fleet.nodes) < 2):
             raise RunError(
                 f"fecosr.join names market {join.market}; the markets are {fleet.clients[0]} to "
-                f"{fleet.clients[-1]}, and "
-                "one other must be there before"
+                f"{fleet.clients[-1]}, and one other must be there before"
             )
         if own.attribute_prior > 0 and fleet.attributes is None:
             raise RunError(
@@ -106,7 +105,7 @@ class Server(StagedStrategy):
             fields = {
                 "strength": self.strength(round_, client),
                 "upload": round_ % self.settings.fecosr.update_every == 0,
-                "join": self._starts_warm(round_, client),
+                "join": self._warm_join(client) is not None,
             }
             stale = self.holds.get(client) != self.version
             contents[client] = Content(fields, {"global": {"items": self.common}} if stale else {})
@@ -117,14 +116,14 @@ class Server(StagedStrategy):
         self.holds |= dict.fromkeys(replies, self.version)
         moves = round_ % self.settings.fecosr.update_every == 0
         left_out = self._left_out(replies) if moves else set()
-        used = {
-            client: content
+        uploads = {
+            client: decompress(content.record("difference"))
             for client, content in replies.items()
-            if client not in left_out and len(content.arrays.get("difference", {}).get("items", ()))
+            if client not in left_out and "difference" in content.arrays
         }
-        if used:
-            items = {client: content.record("difference")["items"].long() for client, content in used.items()}
-            self._move(self._step(used), items)
+        uploads = {client: upload for client, upload in uploads.items() if len(upload[0])}
+        if uploads:
+            self._move(self._step(uploads), {client: items for client, (items, _) in uploads.items()})
         return {"consensus": {"version": self.version, "left_out": sorted(left_out), **_reports(replies)}}
 
     def take(self, client: int, content: Content, staleness: int) -> None:
@@ -140,10 +139,10 @@ class Server(StagedStrategy):
         items, rows = decompress(content.record("difference"))
         if left_out or not len(items):
             return
-        weights = self._weights([client], self.fleet.clients)
         discount = (1 + staleness) ** -self.settings.fecosr.staleness
-        step = torch.zeros_like(self.common).index_add_(0, items, rows, alpha=float(weights[0]) * discount)
-        self._move(step, {client: items}, float(weights[0]) * discount)
+        weight = float(self._weights([client], self.fleet.clients)[0]) * discount
+        step = torch.zeros_like(self.common).index_add_(0, items, rows, alpha=weight)
+        self._move(step, {client: items}, weight)
 
     # --- pieces -------------------------------------------------------------------------------------------------
 
@@ -159,15 +158,15 @@ class Server(StagedStrategy):
         elif settings.schedule == "size":
             sizes = self.fleet.interactions
             strength *= sum(sizes.values()) / len(sizes) / max(sizes[client], 1)
-        join = settings.join
-        if join and client == join.market and join.warm:
+        join = self._warm_join(client)
+        if join:
             strength *= max(1.0, join.boost * 0.5 ** (round_ - join.round))
         return strength
 
-    def _starts_warm(self, round_: int, client: int) -> bool:
+    def _warm_join(self, client: int) -> JoinSettings | None:
+        """How a market joins that starts from G; the market knows whether it has trained before, and then does not."""
         join = self.settings.fecosr.join
-        # The market itself knows whether it has trained before; then it does not start anew.
-        return join is not None and join.warm and client == join.market and round_ >= join.round
+        return join if join and join.warm and client == join.market else None
 
     def _left_out(self, replies: dict[int, Content]) -> set[int]:
         """Markets whose loss did not fall since the last step that they answered for, where these are not wanted."""
@@ -186,13 +185,12 @@ class Server(StagedStrategy):
         total = sum(sizes.values()) or 1.0
         return torch.tensor([sizes[client] / total for client in clients], dtype=torch.float64)
 
-    def _step(self, used: dict[int, Content]) -> Tensor:
-        settings = self.settings.fecosr
-        uploads = [decompress(content.record("difference")) for content in used.values()]
+    def _step(self, uploads: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+        settings, differences = self.settings.fecosr, list(uploads.values())
         if settings.weighting in ("median", "trimmed"):
             trim = 0.5 if settings.weighting == "median" else settings.trim
-            return trimmed_step(self.fleet.n_items, uploads, trim)
-        return weighted_step(self.fleet.n_items, uploads, self._weights(list(used), list(used)))
+            return trimmed_step(self.fleet.n_items, differences, trim)
+        return weighted_step(self.fleet.n_items, differences, self._weights(list(uploads), list(uploads)))
 
     def _move(self, step: Tensor, items: dict[int, Tensor], weight: float = 1.0) -> None:
         """`G <- G + eta step`, then drawn to the items' attributes if settings say so.
