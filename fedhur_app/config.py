@@ -25,6 +25,9 @@ PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 # With this data set every node brings its own rows (`data-path` in its node config) and the server holds none.
 OWN_DATA = "own-data"
 
+# Kinds of clients whose number is read out of the data (a test compares them with the functions).
+KINDS_OF_DATA = ("one-user", "market", "column", "file", "published")
+
 # Models that an algorithm can train, where it cannot train every kind.
 _MODEL_KINDS = {
     "fedhur": ("mf", "lightgcn"),
@@ -60,7 +63,7 @@ class Section(BaseModel):
 class SplitSettings(Section):
     """How interactions are divided into training, validation and test rows."""
 
-    kind: Literal["random", "user-ratio", "leave-one-out", "temporal"]
+    kind: Literal["random", "user-ratio", "leave-one-out", "temporal", "temporal-global", "published"]
     ratios: list[NonNegative] = Field(min_length=3, max_length=3)
 
     @model_validator(mode="after")
@@ -73,8 +76,33 @@ class SplitSettings(Section):
 class ClientsSettings(Section):
     """How users are divided among clients."""
 
-    kind: Literal["id", "random", "taste", "one-user", "market"]
+    kind: Literal["id", "random", "taste", "dirichlet", "one-user", "market", "column", "file", "published"]
     number: Positive
+    alpha: Annotated[float, Field(ge=1e-3, le=1e6)]
+    column: str
+    column_prefix: Annotated[int, Field(ge=0)]
+    min_users: Positive
+    file: str
+
+    @model_validator(mode="after")
+    def _complete(self) -> "ClientsSettings":
+        if self.kind == "column" and not self.column:
+            raise ValueError("kind column needs dataset.clients.column, the name of a column of the users, such as zip_code")
+        if self.kind == "file":
+            if not self.file:
+                raise ValueError("kind file needs dataset.clients.file, a file with a line `user id, client name` a user")
+            path = Path(self.file).expanduser()
+            if not path.is_absolute():
+                raise ValueError(
+                    f"file is {self.file!r}: processes of a run may start in other folders, so give the whole path, "
+                    f"such as {path.absolute()}"
+                )
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All settings but kind and number, by name."""
+        return self.model_dump(exclude={"kind", "number"})
 
 
 class SyntheticSettings(Section):
@@ -511,6 +539,11 @@ class Settings(Section):
             raise ValueError(
                 f"strategy {self.strategy} is centralised: it needs all data in one place, and own-data leaves them "
                 "on the devices"
+            )
+        if self.dataset.name == OWN_DATA and self.dataset.clients.kind in KINDS_OF_DATA:
+            raise ValueError(
+                f"dataset.clients.kind {self.dataset.clients.kind} reads the number of clients out of the data, which "
+                "own-data leaves on the devices: keep kind id and set dataset.clients.number to the number of SuperNodes"
             )
         if self.evaluation.per_user and self.dataset.name == OWN_DATA:
             raise ValueError("evaluation.per_user would send every user's metrics from the devices: not with own-data")

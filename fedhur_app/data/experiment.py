@@ -3,7 +3,7 @@
 from fedhur_app.config import OWN_DATA, Settings
 from fedhur_app.data.catalog import load_dataset
 from fedhur_app.data.interactions import Interactions
-from fedhur_app.data.partition import check_markets, market_names
+from fedhur_app.data.partition import clients_of_data, decided_by_data
 from fedhur_app.data.shards import PreparedData, prepare
 
 
@@ -18,20 +18,18 @@ def load_interactions_of(settings: Settings) -> Interactions:
 
 
 def number_of_clients(settings: Settings) -> int:
-    """How many clients a run with these settings has.
+    """How many clients a run with these settings has; loads the data (once) only where they decide.
 
     Raises:
-        DataError: One client a market is wanted of data without markets; the data set cannot be loaded.
+        DataError: The data do not say what the kind of clients asks, such as clients by market of data without
+            markets; the data set cannot be loaded.
     """
+    clients = settings.dataset.clients
     if settings.centralised:
         return 1
-    if settings.dataset.clients.kind == "one-user":
-        return load_interactions_of(settings).n_users
-    if settings.dataset.clients.kind == "market":
-        data = load_interactions_of(settings)
-        check_markets(data)
-        return len(market_names(data))
-    return settings.dataset.clients.number
+    if not decided_by_data(clients.kind):
+        return clients.number
+    return clients_of_data(load_interactions_of(settings), clients.kind, **clients.options).number
 
 
 def prepare_data(settings: Settings) -> PreparedData | None:
@@ -43,5 +41,7 @@ def prepare_data(settings: Settings) -> PreparedData | None:
     dataset = settings.dataset
     if dataset.name == OWN_DATA:
         return None
-    clients = ("id", 1) if settings.centralised else (dataset.clients.kind, dataset.clients.number)
-    return prepare(load_interactions_of(settings), dataset.split.kind, dataset.split.ratios, *clients, settings.seed)
+    kind, number = ("id", 1) if settings.centralised else (dataset.clients.kind, dataset.clients.number)
+    data = load_interactions_of(settings)
+    split = dataset.split
+    return prepare(data, split.kind, split.ratios, kind, number, settings.seed, options=dataset.clients.options)

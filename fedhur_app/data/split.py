@@ -77,9 +77,9 @@ def leave_one_out(data: Interactions) -> np.ndarray:
 
 
 def published(data: Interactions) -> np.ndarray:
-    """The labels that the data were published with. Ratios and seed are not used."""
+    """As the data came. Ratios and seed are not used."""
     if data.labels is None:
-        raise DataError(f"{data.name} was published without a split; choose another dataset.split.kind")
+        raise DataError(f"{data.name} came without a split; choose another dataset.split.kind")
     return data.labels
 
 

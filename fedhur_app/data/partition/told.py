@@ -83,7 +83,7 @@ def by_file(data: Interactions, file: str) -> Clients:
 def published(data: Interactions) -> Clients:
     """The clients that the data were published with."""
     if data.owner is None:
-        raise DataError(f"{data.name} was published without clients; choose another dataset.clients.kind")
+        raise DataError(f"{data.name} came without clients; choose another dataset.clients.kind")
     return Clients(data.owner)
 
 
