@@ -294,24 +294,37 @@ def describe(
     name: Annotated[str, typer.Argument(metavar="NAME|DIR", help="A data set, or a folder of prepared shards.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of split and clients.")] = 1,
     set_: SetOption = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw a picture (.png, .svg or .pdf).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the sizes of every client.")] = False,
 ) -> None:
-    """Count users, items, interactions, the parts of the split and the clients."""
+    """Count users, items, interactions, the parts of the split and the clients, and how much clients differ."""
     from fedhur_app.config import available, load_settings
+    from fedhur_app.data.describe import as_dict, render
     from fedhur_app.data.describe import describe as count
-    from fedhur_app.data.describe import describe_prepared, render
     from fedhur_app.data.experiment import load_interactions_of
     from fedhur_app.data.partition import assign_clients
+    from fedhur_app.data.profile import profile, profile_prepared
     from fedhur_app.data.split import split_labels
 
+    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot {plot}: pictures are .png, .svg or .pdf")
     if name not in available("dataset") and Path(name).is_dir():
-        _plain(render(describe_prepared(Path(name))))
-        return
-    settings = load_settings(name, seed=seed, overrides=shlex.join(set_ or []))
-    data = load_interactions_of(settings)
-    split, clients = settings.dataset.split, settings.dataset.clients
-    labels = split_labels(data, split.kind, split.ratios, seed)
-    owner = assign_clients(data, labels, clients.kind, clients.number, seed)
-    _plain(render(count(data, labels, owner)))
+        found = profile_prepared(Path(name))
+    else:
+        settings = load_settings(name, seed=seed, overrides=shlex.join(set_ or []))
+        data = load_interactions_of(settings)
+        split, clients = settings.dataset.split, settings.dataset.clients
+        labels = split_labels(data, split.kind, split.ratios, seed)
+        found = profile(
+            data, labels, assign_clients(data, labels, clients.kind, clients.number, seed, **clients.options)
+        )
+    described = count(found)
+    _plain(json.dumps(as_dict(described), indent=1) if as_json else render(described))
+    if plot is not None:
+        from fedhur_app.reporting.data_picture import draw_data
+
+        draw_data(found, plot)
+        err.print(f"picture: {plot}", markup=False, soft_wrap=True)
 
 
 def _plain(line: str) -> None:

@@ -87,10 +87,14 @@ class ClientsSettings(Section):
     @model_validator(mode="after")
     def _complete(self) -> "ClientsSettings":
         if self.kind == "column" and not self.column:
-            raise ValueError("kind column needs dataset.clients.column, the name of a column of the users, such as zip_code")
+            raise ValueError(
+                "kind column needs dataset.clients.column, the name of a column of the users, such as zip_code"
+            )
         if self.kind == "file":
             if not self.file:
-                raise ValueError("kind file needs dataset.clients.file, a file with a line `user id, client name` a user")
+                raise ValueError(
+                    "kind file needs dataset.clients.file, a file with a line `user id, client name` a user"
+                )
             path = Path(self.file).expanduser()
             if not path.is_absolute():
                 raise ValueError(
@@ -542,8 +546,9 @@ class Settings(Section):
             )
         if self.dataset.name == OWN_DATA and self.dataset.clients.kind in KINDS_OF_DATA:
             raise ValueError(
-                f"dataset.clients.kind {self.dataset.clients.kind} reads the number of clients out of the data, which "
-                "own-data leaves on the devices: keep kind id and set dataset.clients.number to the number of SuperNodes"
+                f"dataset.clients.kind {self.dataset.clients.kind} reads the number of clients out of the data, "
+                "which own-data leaves on the devices: keep kind id and set dataset.clients.number to the number of "
+                "SuperNodes"
             )
         if self.evaluation.per_user and self.dataset.name == OWN_DATA:
             raise ValueError("evaluation.per_user would send every user's metrics from the devices: not with own-data")

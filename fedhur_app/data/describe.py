@@ -1,20 +1,21 @@
 """Counts of a data set as it is split and shared out, for people and for reports."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedhur_app.data.interactions import Interactions
-from fedhur_app.data.partition import market_names
-from fedhur_app.data.shards import Shard, load_prepared, load_shard, make_shards, shard_path
+from fedhur_app.data.measures import gini, jensen_shannon, mean_of_pairs, top_share
+from fedhur_app.data.profile import Profile
+
+TOP_SHARES = (0.01, 0.1, 0.2)
+# More clients with names than this are in the JSON only.
+_CLIENTS_SHOWN = 20
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Smallest value, quartiles (linear interpolation) and largest value of a count over clients."""
+    """Smallest value, quartiles (linear interpolation) and largest value of a count."""
 
     min: float
     q1: float
@@ -23,9 +24,28 @@ class Distribution:
     max: float
 
     @classmethod
-    def of(cls, counts: Iterable[int]) -> "Distribution":
+    def of(cls, counts: np.ndarray) -> "Distribution":
         """The distribution of some counts, at least one."""
-        return cls(*(float(value) for value in np.quantile(list(counts), (0, 0.25, 0.5, 0.75, 1))))
+        return cls(*(float(value) for value in np.quantile(counts, (0, 0.25, 0.5, 0.75, 1))))
+
+
+@dataclass(frozen=True)
+class ClientSize:
+    """What one client has.
+
+    Attributes:
+        name: Its name, or its number as text.
+        users: Number of users.
+        train: Number of training interactions.
+        valid: Of validation interactions.
+        test: Of test interactions.
+    """
+
+    name: str
+    users: int
+    train: int
+    valid: int
+    test: int
 
 
 @dataclass(frozen=True)
@@ -39,13 +59,24 @@ class Description:
         interactions: Number of interactions.
         density: interactions / (users * items).
         split_sizes: Numbers of training, validation and test interactions.
-        clients: Number of clients.
-        users_per_client: Its distribution over clients.
-        train_per_client: Training interactions of a client, their distribution.
         users_without_train: Users who have nothing to train on.
         users_without_valid: Users who do not count in validation means.
         users_without_test: Users who do not count in test means.
+        per_user: Interactions of a user, their distribution.
         items_never_in_training: Items of the catalogue that no training row holds.
+        popularity: Pairs (a, b): the share a of all items with most interactions has the share b of interactions.
+        clients: Number of clients.
+        users_per_client: Its distribution over clients.
+        train_per_client: Training interactions of a client, their distribution.
+        clients_without_train: Clients that have nothing to train on.
+        gini_users: Gini coefficient of the numbers of users of the clients.
+        gini_train: Of their training interactions.
+        overlap: Mean Jaccard index of the items that two clients train on; None without two clients that train.
+        overlap_pairs: Number of pairs of clients that were compared.
+        overlap_exact: Whether these are all pairs; otherwise all pairs of a seeded sample of clients.
+        divergence: Mean Jensen-Shannon divergence (bits, 0..1) of the distribution of a client's training
+            interactions over groups of items (see :class:`Profile`) from that of all; None if nobody trains.
+        client_sizes: Of each client.
         markets: Name, users and interactions of each market, () for data without markets.
         notes: What the loader dropped, in words.
     """
@@ -56,77 +87,64 @@ class Description:
     interactions: int
     density: float
     split_sizes: tuple[int, int, int]
-    clients: int
-    users_per_client: Distribution
-    train_per_client: Distribution
     users_without_train: int
     users_without_valid: int
     users_without_test: int
+    per_user: Distribution
     items_never_in_training: int
+    popularity: tuple[tuple[float, float], ...]
+    clients: int
+    users_per_client: Distribution
+    train_per_client: Distribution
+    clients_without_train: int
+    gini_users: float
+    gini_train: float
+    overlap: float | None
+    overlap_pairs: int
+    overlap_exact: bool
+    divergence: float | None
+    client_sizes: tuple[ClientSize, ...]
     markets: tuple[tuple[str, int, int], ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def describe(data: Interactions, labels: np.ndarray, owner: np.ndarray) -> Description:
-    """Count what is in a data set.
-
-    Args:
-        data: The interactions.
-        labels: 0 train, 1 validation, 2 test, (n,).
-        owner: Client of each user, (n_users,).
-    """
-    return _of_shards(data.name, data.n_items, make_shards(data, labels, owner), market_names(data), data.notes)
-
-
-def describe_prepared(folder: Path) -> Description:
-    """Count what is in a folder of prepared shards; reads every shard.
-
-    Raises:
-        DataError: The folder or a shard in it cannot be read.
-    """
-    prepared = load_prepared(folder)
-    shards = [load_shard(shard_path(folder, client)) for client in range(prepared.clients)]
-    return _of_shards(prepared.dataset, prepared.n_items, shards, prepared.markets, prepared.notes)
-
-
-def _of_shards(
-    name: str, items: int, shards: list[Shard], markets: tuple[str, ...], notes: tuple[str, ...]
-) -> Description:
-    users = sum(shard.n_users for shard in shards)
-    sizes = [sum(len(getattr(shard, part)) for shard in shards) for part in ("train", "valid", "test")]
-    without = [
-        sum(int((getattr(shard, part).counts == 0).sum()) for shard in shards) for part in ("train", "valid", "test")
-    ]
-    trained = np.zeros(items, dtype=bool)
-    for shard in shards:
-        trained[shard.train.items] = True
+def describe(of: Profile) -> Description:
+    """The numbers of a profile (:func:`fedhur_app.data.profile.profile` and `profile_prepared` make one)."""
+    users, items, clients = len(of.user_rows), len(of.item_rows), len(of.client_users)
+    sizes = of.client_rows.sum(axis=0).tolist()
+    names = of.client_names or map(str, range(clients))
+    without = (of.user_rows == 0).sum(axis=0).tolist()
+    train = of.client_rows[:, 0]
     return Description(
-        dataset=name,
+        dataset=of.dataset,
         users=users,
         items=items,
         interactions=sum(sizes),
         density=sum(sizes) / (users * items),
         split_sizes=(sizes[0], sizes[1], sizes[2]),
-        clients=len(shards),
-        users_per_client=Distribution.of(shard.n_users for shard in shards),
-        train_per_client=Distribution.of(len(shard.train) for shard in shards),
         users_without_train=without[0],
         users_without_valid=without[1],
         users_without_test=without[2],
-        items_never_in_training=int((~trained).sum()),
-        markets=_by_market(shards, markets),
-        notes=notes,
+        per_user=Distribution.of(of.user_rows.sum(axis=1)),
+        items_never_in_training=int((of.item_rows[:, 0] == 0).sum()),
+        popularity=tuple((share, top_share(of.item_rows[:, 1], share)) for share in TOP_SHARES),
+        clients=clients,
+        users_per_client=Distribution.of(of.client_users),
+        train_per_client=Distribution.of(train),
+        clients_without_train=int((train == 0).sum()),
+        gini_users=gini(of.client_users),
+        gini_train=gini(train),
+        overlap=mean_of_pairs(of.overlap),
+        overlap_pairs=len(of.compared) * (len(of.compared) - 1) // 2,
+        overlap_exact=len(of.compared) == clients,
+        divergence=jensen_shannon(of.groups),
+        client_sizes=tuple(
+            ClientSize(name, users, *rows)
+            for name, users, rows in zip(names, of.client_users.tolist(), of.client_rows.tolist(), strict=True)
+        ),
+        markets=of.markets,
+        notes=of.notes,
     )
-
-
-def _by_market(shards: list[Shard], names: tuple[str, ...]) -> tuple[tuple[str, int, int], ...]:
-    """Name, users and interactions of each market."""
-    users, interactions = (np.zeros(len(names), dtype=np.int64) for _ in range(2))
-    for shard in shards:
-        if shard.markets is not None:
-            np.add.at(users, shard.markets, 1)
-            np.add.at(interactions, shard.markets, shard.train.counts + shard.valid.counts + shard.test.counts)
-    return tuple(zip(names, users.tolist(), interactions.tolist(), strict=True))
 
 
 def as_dict(description: Description) -> dict[str, Any]:
@@ -138,7 +156,8 @@ def render(description: Description) -> str:
     """The description as a plain text table."""
     d = description
     train, valid, test = d.split_sizes
-    pairs: list[tuple[str, str]] = [
+    pairs = "of all pairs" if d.overlap_exact else f"of {d.overlap_pairs} pairs, a sample"
+    rows: list[tuple[str, str]] = [
         ("data set", d.dataset),
         ("users", f"{d.users}"),
         ("items", f"{d.items}"),
@@ -148,18 +167,36 @@ def render(description: Description) -> str:
         ("users without validation items", f"{d.users_without_valid}"),
         ("users without test items", f"{d.users_without_test}"),
         ("items never in training", f"{d.items_never_in_training}"),
+        *((f"interactions of top {share:.0%} items", f"{held:.1%}") for share, held in d.popularity),
         ("clients", f"{d.clients}"),
+        ("clients without training items", f"{d.clients_without_train}"),
+        ("inequality of clients (Gini)", f"users {d.gini_users:.3f}, training interactions {d.gini_train:.3f}"),
+        ("items shared by two clients", f"{_number(d.overlap)} (mean Jaccard {pairs})"),
+        ("clients differ from the whole", f"{_number(d.divergence)} (mean Jensen-Shannon over item groups, 0..1)"),
     ]
-    lines = [f"{label:<32}{value}" for label, value in pairs]
-    lines += ["", f"{'a client has':<32}" + "".join(f"{head:>10}" for head in _HEADS)]
-    for label, spread in (("users", d.users_per_client), ("training interactions", d.train_per_client)):
+    lines = [f"{label:<34}{value}" for label, value in rows]
+    lines += ["", f"{'':<34}" + "".join(f"{head:>10}" for head in _HEADS)]
+    for label, spread in (
+        ("users of a client", d.users_per_client),
+        ("training interactions of a client", d.train_per_client),
+        ("interactions of a user", d.per_user),
+    ):
         values = (spread.min, spread.q1, spread.median, spread.q3, spread.max)
-        lines.append(f"{label:<32}" + "".join(f"{value:>10g}" for value in values))
+        lines.append(f"{label:<34}" + "".join(f"{value:>10g}" for value in values))
     if d.markets:
-        lines += ["", f"{'market':<32}{'users':>10}{'interactions':>14}"]
-        lines += [f"{market:<32}{users:>10}{interactions:>14}" for market, users, interactions in d.markets]
+        lines += ["", f"{'market':<34}{'users':>10}{'interactions':>14}"]
+        lines += [f"{market:<34}{users:>10}{interactions:>14}" for market, users, interactions in d.markets]
+    names = [client.name for client in d.client_sizes]
+    known = [[str(number) for number in range(d.clients)], [market for market, *_ in d.markets]]
+    if names not in known and d.clients <= _CLIENTS_SHOWN:
+        lines += ["", f"{'client':<34}{'users':>10}{'train':>10}{'valid':>10}{'test':>10}"]
+        lines += [f"{c.name:<34}{c.users:>10}{c.train:>10}{c.valid:>10}{c.test:>10}" for c in d.client_sizes]
     lines += [f"note: {note}" for note in d.notes]
     return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 _HEADS = ("min", "25 %", "median", "75 %", "max")

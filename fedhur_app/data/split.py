@@ -38,15 +38,15 @@ def split_labels(
 
 
 def random_rows(data: Interactions, shares: np.ndarray, seed: int) -> np.ndarray:
-    """The rows of all users together in random order, n of them: the first round(n t) train, up to round(n (t + v)) validate.
+    """The n rows of all users, in random order: the first round(n t) train, those up to round(n (t + v)) validate.
 
-    Users may end up without rows in a part.
+    The rest tests. Users may end up without rows in a part.
     """
     return _cut(numpy_generator(seed, "split").permutation(len(data)), shares)
 
 
 def user_ratio(data: Interactions, shares: np.ndarray, seed: int) -> np.ndarray:
-    """As `random`, but inside each user, where at least one row trains; users with one or two rows train with them all."""
+    """As `random`, but inside each user. At least one row trains; users with one or two rows train with them all."""
     return _cut_each_user(data, numpy_generator(seed, "split").permutation(len(data)), shares)
 
 
@@ -60,8 +60,8 @@ def temporal_global(data: Interactions, shares: np.ndarray) -> np.ndarray:
 
     So nothing that is trained on is later than what is tested, as in a service that is switched on one day. Users who
     came after the first cut have no training row. They still belong to a client, which does not train on them: their
-    user vectors stay as they were drawn, and their test rows count in the means as those of all others
-    (`fedhur data describe` counts such users). `user_refit` gives them no taste either.
+    user vectors stay as they were drawn (`user_refit` makes them zero, so that all items tie), and their test rows
+    count in the means as those of all others. `fedhur data describe` says how many such users there are.
     """
     return _cut(np.argsort(_times(data, "temporal-global"), kind="stable"), shares)
 

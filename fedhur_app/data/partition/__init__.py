@@ -1,7 +1,7 @@
 """Which client owns which users. A new way is one function and one entry of `PARTITIONS`.
 
-A function takes what it needs by name: `data` (Interactions), `labels` ((n,), 0 for training rows), `seed`, and settings
-of the section `dataset.clients`. One without `number` reads the number of clients out of the data.
+A function takes what it needs by name: `data` (Interactions), `labels` ((n,), 0 for training rows), `seed`, and
+settings of the section `dataset.clients`. One without `number` reads the number of clients out of the data.
 """
 
 from collections.abc import Callable

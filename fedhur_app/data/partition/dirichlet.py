@@ -15,16 +15,17 @@ _SWEEPS = 500
 def by_dirichlet(data: Interactions, labels: np.ndarray, number: int, alpha: float, seed: int) -> Clients:
     """Clients of equal size (to one user) with mixtures of tastes drawn from a Dirichlet distribution.
 
-    Items are grouped by :func:`item_groups`, also where the data have genres: most films are of several genres, and
-    nearly everybody's first one is drama. A user's taste is the group whose share of her training rows is farthest above its
-    share of all training rows; users without training rows get a taste at random. Each client draws a mixture over the G tastes from
-    Dirichlet(alpha G p), p the shares of the tastes among users, so that the mean of the mixtures is p (Hsu et al. 2019, "Measuring the
-    effects of non-identical data distribution for federated visual classification"; for equal shares this is the usual
-    Dirichlet(alpha)). The mixtures are then scaled to what there is: by iterative proportional fitting, clients
-    change them as little as possible (in Kullback-Leibler divergence) such that all get their number of users and
-    every user is taken once. Users of a taste go to its clients at random.
+    Items are grouped by :func:`item_groups`, also where the data have genres: most films have several, and
+    nearly everybody's first one is drama. A user's taste is the group whose share of her training rows is farthest
+    above its share of all training rows; users without training rows get the taste of a random other one. Each client
+    draws a mixture over the G tastes from Dirichlet(alpha G p), p the shares of the tastes among users: the mean of the
+    mixtures is p, and for equal shares this is the usual Dirichlet(alpha) (Hsu et al. 2019, "Measuring the effects of
+    non-identical data distribution for federated visual classification"). Then the mixtures are scaled to what there
+    is: iterative proportional fitting changes them as little as possible (in Kullback-Leibler divergence) such that
+    every client gets its number of users and every user is taken once. Which users of a taste go where is random.
 
-    A large alpha gives each client the mixture of all users (IID), a small one (0.01) a single taste a client as far as sizes allow.
+    A large alpha gives each client the mixture of all users (IID), a small one (0.01) a single taste a client as far
+    as sizes allow.
 
     Args:
         data: The interactions.
