@@ -68,7 +68,9 @@ def _user_sizes(panel: "Axes", profile: Profile) -> None:
     panel.hist(rows, bins=bins.tolist(), color=_DARK, edgecolor="white", linewidth=0.5)
     panel.axvline(max(1.0, float(np.median(rows))), color=_LIGHT, linestyle="--", label=f"median {np.median(rows):g}")
     panel.set_xscale("log")
-    panel.set(title="interactions of a user", xlabel="interactions", ylabel="users")
+    none = int((rows == 0).sum())
+    title = "interactions of a user" + (f" ({none} users without any are not shown)" if none else "")
+    panel.set(title=title, xlabel="interactions", ylabel="users")
     panel.legend(fontsize="small")
 
 

@@ -1,11 +1,15 @@
+from dataclasses import replace
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedhur_app.config import SplitSettings
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import from_raw
-from fedhur_app.data.split import SPLIT_KINDS, split_labels
+from fedhur_app.data.split import SPLITS, split_labels
 
 
 def of_counts(counts, timestamps=True):
@@ -72,7 +76,43 @@ def test_temporal_split_goes_by_time_with_ties_in_file_order():
     assert split_labels(tied, "temporal", (0.6, 0.2, 0.2)).tolist() == [0, 0, 0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", ["leave-one-out", "temporal"])
+def test_one_cut_in_time_for_all_users():
+    # Rows of users 1, 2, 3 in the file; by time 3, 1, 2, 1, 2.
+    data = from_raw("x", [1, 1, 2, 2, 3], [1, 2, 1, 2, 1], timestamps=[20, 40, 50, 30, 10])
+    assert split_labels(data, "temporal-global", (0.4, 0.2, 0.4)).tolist() == [0, 2, 2, 1, 0]
+    tied = from_raw("x", [3, 2, 1, 1], [1, 1, 2, 1], timestamps=[7, 7, 7, 7])
+    assert split_labels(tied, "temporal-global", (0.5, 0.25, 0.25)).tolist() == [0, 0, 1, 2]
+
+
+def test_no_training_row_of_a_cut_in_time_is_later_than_another_row():
+    generator = np.random.default_rng(3)
+    data = from_raw(
+        "x", np.repeat(np.arange(40), 5), generator.integers(0, 99, 200), timestamps=generator.integers(0, 50, 200)
+    )
+    labels = split_labels(data, "temporal-global", (0.5, 0.2, 0.3))
+    times = [data.timestamps[labels == part] for part in range(3)]
+    assert times[0].max() <= times[1].min()
+    assert times[1].max() <= times[2].min()
+    assert sizes(labels) == [
+        round(len(data) * 0.5),
+        round(len(data) * 0.7) - round(len(data) * 0.5),
+        len(data) - round(len(data) * 0.7),
+    ]
+
+
+def test_users_without_rows_change_nothing():
+    data = of_counts([5, 3, 4])
+    # User 3 exists, as a user may whose rows were all filtered away.
+    more = replace(data, user_ids=np.array(["0", "1", "2", "3"]))
+    for kind in sorted(set(SPLITS) - {"published"}):
+        assert np.array_equal(split_labels(data, kind), split_labels(more, kind))
+
+
+def test_every_kind_of_the_settings_is_a_function():
+    assert get_args(SplitSettings.model_fields["kind"].annotation) == tuple(SPLITS)
+
+
+@pytest.mark.parametrize("kind", ["leave-one-out", "temporal", "temporal-global"])
 def test_split_by_time_needs_times(kind):
     with pytest.raises(DataError, match=f"'{kind}' needs times.*random or user-ratio"):
         split_labels(of_counts([3], timestamps=False), kind)
@@ -89,6 +129,8 @@ def test_impossible_ratios_are_refused(ratios):
 def test_unknown_kind_is_refused():
     with pytest.raises(DataError, match=r"no split 'loo'.*leave-one-out"):
         split_labels(of_counts([3]), "loo")
+    with pytest.raises(DataError, match="did you mean 'temporal-global'"):
+        split_labels(of_counts([3]), "temporal_global")
 
 
 @pytest.mark.parametrize("kind", ["random", "user-ratio"])
@@ -101,7 +143,7 @@ def test_the_seed_decides(kind):
 @settings(max_examples=80, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 12), min_size=1, max_size=8),
-    kind=st.sampled_from([kind for kind in SPLIT_KINDS if kind != "published"]),
+    kind=st.sampled_from([kind for kind in SPLITS if kind != "published"]),
     parts=st.tuples(st.integers(1, 9), st.integers(0, 5), st.integers(0, 5)),
     seed=st.integers(0, 3),
 )
@@ -113,12 +155,13 @@ def test_sizes_of_any_split(counts, kind, parts, seed):
     assert labels.shape == (len(data),)
     assert set(labels.tolist()) <= {0, 1, 2}
     # No size is more than one row from its share.
-    whole = [len(data)] if kind == "random" else [] if kind == "leave-one-out" else counts
+    at_once = kind in ("random", "temporal-global")
+    whole = [len(data)] if at_once else [] if kind == "leave-one-out" else counts
     for user, count in enumerate(whole):
-        got = sizes(labels if kind == "random" else labels[data.users == user])
-        if kind == "random" or count > 2:
+        got = sizes(labels if at_once else labels[data.users == user])
+        if at_once or count > 2:
             assert all(abs(n - count * share) <= 1 + 1e-9 for n, share in zip(got, ratios, strict=True))
-    if kind != "random":
+    if not at_once:
         assert np.unique(data.users[labels == 0]).tolist() == list(range(len(counts)))
     if kind == "leave-one-out":
         assert sizes(labels)[1:] == [sum(c > 2 for c in counts), sum(c > 1 for c in counts)]

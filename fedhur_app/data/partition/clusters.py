@@ -66,7 +66,8 @@ def item_groups(users: np.ndarray, items: np.ndarray, n_users: int, n_items: int
     matrix = _scaled(users, np.searchsorted(known, items), (n_users, len(known)))
     _, singular, right = _decomposed(matrix, svd_seed)
     degrees = np.bincount(np.searchsorted(known, items))
-    found = _clusters((right.T * singular)[:, 1:] / np.sqrt(degrees)[:, None], kmeans_seed)
+    points = (right.T * singular)[:, 1:] / np.sqrt(degrees)[:, None]
+    found = _clusters(points, kmeans_seed) if points.shape[1] else np.zeros(len(known), dtype=np.int64)
     groups = np.full(n_items, found.max() + 1, dtype=np.int64)
     groups[known] = found
     return groups

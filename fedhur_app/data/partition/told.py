@@ -60,11 +60,11 @@ def by_file(data: Interactions, file: str) -> Clients:
     number = {user: place for place, user in enumerate(data.user_ids.tolist())}
     names = [""] * data.n_users
     line_of: dict[str, int] = {}
-    for line, cells in _lines(path):
+    for place, (line, cells) in enumerate(_lines(path)):
         if len(cells) != 2 or not all(cells):
             raise DataError(f"{path}, line {line}: a user id and the name of a client are needed, not {cells}")
         user, name = cells
-        if not line_of and user not in number and re.match("user", user, re.I) and re.match("client", name, re.I):
+        if place == 0 and user not in number and re.match("user", user, re.I) and re.match("client", name, re.I):
             continue
         if user not in number:
             near = difflib.get_close_matches(user, number, n=1, cutoff=0.6)
