@@ -361,6 +361,24 @@ def test_data_describe_counts_the_synthetic_data() -> None:
     assert re.search(r"^clients +10$", shown.output, re.MULTILINE)
 
 
+def test_data_describe_as_json_and_as_a_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "data.svg"
+    options = ["--set", "dataset.synthetic.users=50", "--set", "dataset.clients.kind=dirichlet", "--json", "--plot"]
+    shown = invoke("data", "describe", "synthetic", *options, str(picture))
+    assert shown.exit_code == 0, shown.output
+    described = json.loads(shown.stdout)
+    assert (described["users"], len(described["client_sizes"])) == (50, 10)
+    assert sum(client["users"] for client in described["client_sizes"]) == 50
+    assert f"picture: {picture}" in shown.stderr
+    assert "client sizes" in picture.read_text()
+
+
+def test_data_describe_draws_known_forms_only() -> None:
+    shown = invoke("data", "describe", "synthetic", "--plot", "data.gif")
+    assert shown.exit_code == 2
+    assert "--plot data.gif: pictures are .png, .svg or .pdf" in shown.output
+
+
 def test_data_describe_counts_the_users_of_markets() -> None:
     shown = invoke("data", "describe", "markets-synthetic", "--set", "dataset.markets.users=[30,12]")
     assert shown.exit_code == 0, shown.output

@@ -66,6 +66,15 @@ def test_any_python_float_survives_an_override(value):
         ("train.lr=.inf", ["train.lr", "finite"]),
         ("dataset.split.ratios=[0.5,0.5,0.5]", ["dataset.split", "sum to 1"]),
         ("dataset.clients.kind=country", ["dataset.clients.kind", "'country'", "'market'"]),
+        ("dataset.clients.kind=dirichlett", ["dataset.clients.kind", "did you mean 'dirichlet'"]),
+        ("dataset.split.kind=temporal-globl", ["dataset.split.kind", "did you mean 'temporal-global'"]),
+        ("dataset.clients.alpha=0", ["dataset.clients.alpha", "0.001"]),
+        ("dataset.clients.kind=column", ["dataset.clients", "needs dataset.clients.column"]),
+        ("dataset.clients.kind=file", ["dataset.clients", "needs dataset.clients.file"]),
+        (
+            "dataset.clients.kind=file dataset.clients.file=a.csv",
+            ["file is 'a.csv'", f"whole path, such as {Path('a.csv').absolute()}"],
+        ),
         (
             "dataset.markets.users=[5]",
             ["dataset.markets", "users has 1", "interactions_per_user 2", "one number a market"],
@@ -89,6 +98,12 @@ def test_errors_name_the_key_the_value_and_what_is_allowed(override, parts):
         load_settings(strategy="fedhur-paper", overrides=override)
     for part in parts:
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["one-user", "market", "published"])
+def test_data_on_devices_cannot_decide_the_number_of_clients(kind):
+    with pytest.raises(ConfigError, match=f"kind {kind} reads the number of clients out of the data, which own-data"):
+        load_settings("own-data", overrides=f"dataset.clients.kind={kind}")
 
 
 def test_unknown_names_suggest_the_nearest():

@@ -232,7 +232,7 @@ def test_dirichlet_looks_at_training_rows_only(tasteful):
     assert np.array_equal(shared.owner, assign_clients(moved, labels, "dirichlet", 20, alpha=0.1).owner)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 4), min_size=1, max_size=25).filter(any),
     data=st.data(),

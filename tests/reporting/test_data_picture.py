@@ -10,7 +10,7 @@ from fedhur_app.data.profile import Profile, profile
 from fedhur_app.data.synthetic import generate
 from fedhur_app.reporting.data_picture import MAP_CLIENTS, draw_data
 
-START = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+START = {"png": b"\x89PNG", "pdf": b"%PDF"}
 
 
 def shared(clients: int, names: tuple[str, ...] = ()) -> Profile:
@@ -19,7 +19,7 @@ def shared(clients: int, names: tuple[str, ...] = ()) -> Profile:
     return profile(data, labels, Clients(np.arange(data.n_users) % clients, names))
 
 
-@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+@pytest.mark.parametrize("kind", ["png", "pdf"])
 def test_the_suffix_decides_the_form(kind: str, tmp_path: Path) -> None:
     draw_data(shared(5, ("a", "b", "c", "d", "unknown")), tmp_path / f"new folder/picture.{kind}")
     assert (tmp_path / f"new folder/picture.{kind}").read_bytes().startswith(START[kind])
@@ -45,10 +45,8 @@ def test_axes_say_what_they_show(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_odd_data_are_drawn_without_a_warning(tmp_path: Path) -> None:
-    data = from_raw("odd", [1, 1, 2, 3], [1, 2, 1, 1])
-    for labels in ([0, 2, 2, 2], [2, 2, 2, 2]):
-        for owner in ([0, 0, 0], [0, 1, 2]):
-            draw_data(profile(data, np.array(labels, dtype=np.int8), Clients(np.array(owner))), tmp_path / "a.png")
-    more = replace(data, user_ids=np.array(["1", "2", "3", "4"]))
-    draw_data(profile(more, np.array(labels, dtype=np.int8), Clients(np.array([0, 0, 0, 1]))), tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 1000
+    data = replace(from_raw("odd", [1, 1, 2, 3], [1, 2, 1, 1]), user_ids=np.array(["1", "2", "3", "4"]))
+    for labels, owner in (([0, 2, 2, 2], [0, 0, 0, 1]), ([2, 2, 2, 2], [0, 0, 0, 0])):
+        path = tmp_path / "picture.svg"
+        draw_data(profile(data, np.array(labels, dtype=np.int8), Clients(np.array(owner))), path)
+        assert "1 users without any are not shown" in path.read_text()

@@ -1,6 +1,7 @@
 """Clients of every odd kind finish a run: field cases 6, 9, 12, 14 and 20."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fedhur_app.data import experiment
 from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.interactions import from_raw
 from fedhur_app.data.shards import load_shard, shard_path
+from fedhur_app.data.split import split_labels
 from fedhur_app.protocol import Content
 from server_app.strategies.base import Fleet
 from server_app.strategies.fedavg import Server as FedAvg
@@ -78,6 +80,100 @@ def test_without_any_test_item_the_result_is_null_not_zero(odd_data, tmp_path):
     run(tmp_path, "fedavg", "rounds=1 min_rounds=1 dataset.split.ratios=[0.8,0.2,0.0] dataset.clients.number=2")
     assert result(tmp_path)["users_evaluated"] == 0
     assert set(result(tmp_path)["test"].values()) == {None}
+
+
+AS_PUBLISHED = "rounds=2 min_rounds=1 dataset.split.kind=published dataset.clients.kind=published"
+
+
+def giant_and_tiny():
+    """Client 0 with 12 users of 7 rows beside clients of one user each.
+
+    Their users have one training row (client 1), one and one to test (2), all items in training (3), two and one to
+    validate (4), and no row at all (5).
+    """
+    items = 12
+    generator = np.random.default_rng(0)
+    rows = []
+    for user in range(12):
+        rows += [
+            (user, int(item), label)
+            for item, label in zip(generator.permutation(items), (0, 0, 0, 0, 0, 1, 2), strict=False)
+        ]
+    rows += [(12, 3, 0), (13, 1, 0), (13, 5, 2)] + [(14, item, 0) for item in range(items)]
+    rows += [(15, 0, 0), (15, 2, 0), (15, 7, 1)]
+    users, items_of, labels = np.array(rows).T
+    data = from_raw("synthetic", users, items_of, labels=labels)
+    return replace(data, user_ids=np.arange(17).astype(str), owner=np.array([0] * 12 + [1, 2, 3, 4, 5]))
+
+
+def use(monkeypatch, data):
+    monkeypatch.setattr(experiment, "load_interactions_of", lambda settings: data)
+
+
+def finite_states(grid):
+    """No client ends with a number that is not finite."""
+    for context in grid.contexts.values():
+        for tables in ClientState.from_context(context).arrays.values():
+            assert all(bool(torch.isfinite(table).all()) for table in tables.values() if table.is_floating_point())
+
+
+@pytest.mark.parametrize("strategy", ["fedhur", "fedcia", "fedavg", "fedrap", "gpfedrec", "lightgcn-fedhur"])
+def test_a_giant_client_beside_clients_with_none_one_and_two_interactions(strategy, tmp_path, monkeypatch):
+    use(monkeypatch, giant_and_tiny())
+    finite_states(run(tmp_path, strategy, AS_PUBLISHED))
+    outcome = result(tmp_path)
+    # Twelve users of the giant and the one of client 2 have something to test.
+    assert (outcome["status"], outcome["users_evaluated"]) == ("completed", 13)
+    assert all(0 <= value <= 1 for value in outcome["test"].values())
+    for line in history(tmp_path):
+        # 12 x 5 rows of the giant, 1, 1 and 2; the user who has seen everything cannot train and is counted.
+        assert (line["clients"], line["examples"], line["skipped_users"]) == (6, 64, 1)
+        assert np.isfinite(line["loss"])
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedrap", "fedca"])
+def test_a_client_without_rows_changes_nothing_for_the_others(strategy, tmp_path, monkeypatch):
+    data = giant_and_tiny()
+    outcomes = []
+    for name, users in (("with", 17), ("without", 16)):
+        use(monkeypatch, replace(data, user_ids=data.user_ids[:users], owner=data.owner[:users]))
+        run(tmp_path / name, strategy, AS_PUBLISHED)
+        outcome = result(tmp_path / name)
+        losses = [line["loss"] for line in history(tmp_path / name)]
+        outcomes.append((outcome["test"], outcome["validation"], outcome["users_evaluated"], losses))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("strategy", ["fedhur", "fedavg"])
+def test_nobody_has_anything_to_train_on(strategy, tmp_path, monkeypatch):
+    data = giant_and_tiny()
+    use(monkeypatch, replace(data, labels=np.full(len(data), 2, dtype=np.int8)))
+    grid = run(tmp_path, strategy, AS_PUBLISHED)
+    finite_states(grid)
+    outcome = result(tmp_path)
+    assert (outcome["status"], outcome["users_evaluated"]) == ("completed", 16)
+    for line in history(tmp_path):
+        assert (line["examples"], line["loss"]) == (0, 0.0)
+    if strategy == "fedavg":
+        # Weights of zero only: every client keeps its own first table, which no two have in common.
+        tables = [ClientState.from_context(context).arrays["model"]["items"] for context in grid.contexts.values()]
+        assert not any(torch.equal(one, two) for one, two in itertools.combinations(tables, 2))
+
+
+@pytest.mark.parametrize("kind", ["temporal-global", "dirichlet"])
+def test_users_without_training_rows_are_tested_like_all_others(kind, odd_data, tmp_path):
+    change = "dataset.split.kind=temporal-global" if kind == "temporal-global" else "dataset.clients.kind=dirichlet"
+    run(
+        tmp_path,
+        "fedavg",
+        f"rounds=1 min_rounds=1 {change} dataset.clients.number=3 dataset.split.ratios=[0.5,0.1,0.4]",
+    )
+    settings = load_settings("synthetic", "fedavg", overrides=f"{change} dataset.split.ratios=[0.5,0.1,0.4]")
+    labels = split_labels(odd_data, settings.dataset.split.kind, settings.dataset.split.ratios)
+    tested = np.unique(odd_data.users[labels == 2])
+    assert result(tmp_path)["users_evaluated"] == len(tested)
+    if kind == "temporal-global":
+        assert len(np.setdiff1d(tested, odd_data.users[labels == 0])) > 0
 
 
 def reply(examples, value):
