@@ -66,9 +66,9 @@ def operations(point: Point) -> dict[str, float]:
 
     A client: Adam on the whole item table (8 a number) for each batch; ranking, `U I d`; FedCIA and FedHUR align in
     `6 I d^2 + 20 d^3`; FedHUR also turns the basis, `I d^2`, and solves for user vectors, `I d^2`.
-    Server: averaging, `K I d`; or the eigenpairs of the mean Gram, see `eigenpairs`; FedHUR also projects the tables on
-    the basis, `K I d^2`, and compares clients: energies `B K^2 q b (b + 1) / 2` a level, the scorer on `B K^2` pairs and
-    in training, mixing `G K^2 d^2`.
+    Server: averaging, `K I d`; or the eigenpairs of the mean Gram, see `eigenpairs`; FedHUR also projects the tables
+    on the basis, `K I d^2`, and compares clients: energies `B K^2 q b (b + 1) / 2` a level, the scorer on `B K^2` pairs
+    and in training, mixing `G K^2 d^2`.
     """
     items, clients, dim = point.items, point.clients, point.dim
     client = EPOCHS[point.strategy] * 8 * items * dim + USERS_A_CLIENT * items * dim
