@@ -45,6 +45,7 @@ class ReadOptions:
         rating_col: Of ratings.
         time_col: Of times.
         market_col: Of markets, in the file of interactions or in that of users.
+        implicit_zeros: Whether rows with rating 0 (in Book-Crossing: no rating was given) are kept or left out.
         dedupe: Which row of a repeated (user, item) pair stays.
         items: File of the catalogue, with titles and genres where it has them.
         users: File of users.
@@ -58,6 +59,7 @@ class ReadOptions:
     rating_col: str | None = None
     time_col: str | None = None
     market_col: str | None = None
+    implicit_zeros: Literal["keep", "drop"] = "keep"
     dedupe: Which = "last"
     items: Path | None = None
     users: Path | None = None
@@ -89,6 +91,7 @@ class Taken:
         unused: Names of the other columns.
         tallies: Counts of lines of each file; first that of the interactions.
         rows: Number of interactions that were read.
+        dropped: Number of interactions that were left out, by reason.
         heads: Roles of the columns of `sample`.
         sample: The first rows.
         catalogue: Ids of the items file, which stay in the catalogue.
@@ -102,6 +105,7 @@ class Taken:
     unused: list[str] = field(default_factory=list)
     tallies: list[Tally] = field(default_factory=list)
     rows: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
     heads: list[str] = field(default_factory=list)
     sample: list[tuple[Any, ...]] = field(default_factory=list)
     catalogue: tuple[str, ...] = ()
@@ -215,7 +219,7 @@ def read_data(path: Path, name: str, options: ReadOptions) -> tuple[Interactions
         source = find_source(path, _PATTERNS)
     if _wants(options, "parquet") and (options.format == "parquet" or _is_parquet(source)):
         tally = Tally(str(source), options.on_bad_line, unit="row")
-        collector, columns, names = read_parquet(source.path, options.given, tally)
+        collector, columns, names = read_parquet(source.path, options.given, tally, options.implicit_zeros)
         taken = Taken("parquet", str(source), [source.path], columns=columns, tallies=[tally])
         taken.unused = [each for each in names if each not in columns.values()]
         return _assemble(
@@ -302,7 +306,7 @@ def _read_text(source: Source, name: str, options: ReadOptions) -> tuple[Interac
         taken.columns = {role: keys[number] for role, number in numbers.items()}
         taken.form["form"] = "one JSON object a line"
         taken.unused = [key for key in keys if key not in taken.columns.values()]
-        collector = Collector(taken.columns, tally)
+        collector = Collector(taken.columns, tally, options.implicit_zeros)
         read_json_lines(text, taken.columns, collector)
         return _assemble(name, collector.finish(), taken, items, users, options)
     if users.markets is not None and options.market_col is not None:
@@ -325,7 +329,7 @@ def _read_text(source: Source, name: str, options: ReadOptions) -> tuple[Interac
         "separator": SEPARATOR_NAMES.get(dialect.separator, dialect.separator),
         "header": "no header" if dialect.header is None else ", ".join(dialect.header),
     }
-    collector = Collector(taken.columns, tally)
+    collector = Collector(taken.columns, tally, options.implicit_zeros)
     for frame in frames(text, dialect, numbers, tally):
         collector.add(frame)
     return _assemble(name, collector.finish(), taken, items, users, options)
@@ -427,10 +431,14 @@ def _companion(
 def _assemble(
     name: str, columns: Columns, taken: Taken, items: Items, users: Users, options: ReadOptions
 ) -> tuple[Interactions, Taken]:
-    taken.rows = len(columns.users.codes)
+    taken.rows = len(columns.users.codes) + columns.zeros
+    if columns.zeros:
+        taken.dropped["rating 0: implicit"] = columns.zeros
     taken.heads, taken.sample = columns.sample.columns, columns.sample.rows()
-    if not taken.rows:
-        raise DataError(f"{taken.place}: there are no interactions")
+    if not len(columns.users.codes):
+        raise DataError(
+            f"{taken.place}: there are no interactions" + (" but those of rating 0" if columns.zeros else "")
+        )
     markets = columns.markets
     if markets is None and users.markets is not None:
         markets = _markets_of_users(columns.users, users.markets, taken)
@@ -448,6 +456,8 @@ def _assemble(
         user_columns=users.columns,
         which=options.dedupe,
     )
+    if repeated := len(columns.users.codes) - len(data):
+        taken.dropped["repeated (user, item) pairs"] = repeated
     return data, taken
 
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -124,7 +124,7 @@ def read_sequences(texts: Mapping[Text, int | None], separator: str, collector: 
 
 
 def read_parquet(
-    path: Path, given: Mapping[str, str | None], tally: Tally
+    path: Path, given: Mapping[str, str | None], tally: Tally, zeros: Literal["keep", "drop"]
 ) -> tuple[Collector, dict[str, str], list[str]]:
     """Read a Parquet file with one interaction a row.
 
@@ -132,6 +132,7 @@ def read_parquet(
         path: The file.
         given: The column of a role, where people named it.
         tally: Takes the counts.
+        zeros: What to do with rows of rating 0.
 
     Returns:
         The rows, the column of each role, and the names of all columns.
@@ -157,7 +158,7 @@ def read_parquet(
         rows = table.select(pl.col(name).alias(role) for role, name in columns.items()).collect()
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path} is damaged or is not a Parquet file; write it again") from error
-    collector = Collector(columns, tally)
+    collector = Collector(columns, tally, zeros)
     text = [role for role in ("user", "item", "market") if role in columns]
     for start in range(0, len(rows), _ROWS):
         part = rows.slice(start, _ROWS).with_columns(pl.col(text).cast(pl.String).str.strip_chars())

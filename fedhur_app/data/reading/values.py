@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -50,6 +51,7 @@ class Columns:
         markets: Market of each row (n,), or None.
         labels: int8 (n,): 0 train, 1 validation, 2 test, or None.
         sample: The first rows, as text.
+        zeros: Number of rows of rating 0 that were left out.
     """
 
     users: Coded
@@ -59,6 +61,7 @@ class Columns:
     markets: Coded | None
     labels: np.ndarray | None
     sample: pl.DataFrame
+    zeros: int = 0
 
 
 class Collector:
@@ -67,11 +70,13 @@ class Collector:
     Args:
         names: How each column is called in messages.
         tally: Takes rows and damaged lines.
+        zeros: Whether rows of rating 0 are kept or left out.
     """
 
-    def __init__(self, names: dict[str, str], tally: Tally) -> None:
+    def __init__(self, names: dict[str, str], tally: Tally, zeros: Literal["keep", "drop"] = "keep") -> None:
         self._names = names
         self.tally = tally
+        self._drop_zeros, self._zeros = zeros == "drop", 0
         self._numberings = {role: Numbering() for role in ("user", "item", "market")}
         self._parts: dict[str, list[np.ndarray]] = {}
         self._sample: pl.DataFrame | None = None
@@ -105,6 +110,10 @@ class Collector:
             bad = pl.Series(sorted({line for line, _, _ in problems}), dtype=pl.Int64)
             frame = frame.filter(~pl.col("line").is_in(bad.implode()))
         self.tally.rows += frame["line"].n_unique() if several else len(frame)
+        if self._drop_zeros and "rating" in numbers:
+            rated = frame.filter(pl.col("rating") != 0)
+            self._zeros += len(frame) - len(rated)
+            frame = rated
         for role, numbering in self._numberings.items():
             if role in frame.columns:
                 self._parts.setdefault(role, []).append(numbering.codes(frame[role]))
@@ -137,6 +146,7 @@ class Collector:
             markets=coded.get("market"),
             labels=arrays.get("label"),
             sample=pl.DataFrame() if self._sample is None else self._sample,
+            zeros=self._zeros,
         )
 
 
