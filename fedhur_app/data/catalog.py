@@ -83,10 +83,21 @@ def data_home() -> Path:
     return Path(os.environ.get("FEDHUR_DATA") or platformdirs.user_cache_dir("fedhur")).expanduser()
 
 
-def _entry(name: str) -> DataSet:
+def imported(home: Path | None = None) -> list[str]:
+    """Names of the data sets that people imported: the folders with a card in `home`, :func:`data_home` by default."""
+    home = data_home() if home is None else Path(home)
+    try:
+        folders = [path.parent.name for path in home.glob("*/card.json")]
+    except OSError:
+        return []
+    return sorted(name for name in folders if name not in DATASETS and not name.startswith("."))
+
+
+def _entry(name: str, home: Path) -> DataSet:
     if name in DATASETS:
         return DATASETS[name]
-    near = difflib.get_close_matches(name.lower(), DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)
+    known = [*DATASETS, *imported(home)]
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or sorted(known)
     raise DataError(f"there is no data set '{name}'; did you mean {' or '.join(near)}?")
 
 
@@ -94,7 +105,7 @@ def fetch(name: str, home: Path | None = None, say: Callable[[str], object] = pr
     """Download a data set once; later calls do nothing. Its licence is shown at the download.
 
     Args:
-        name: A name in `DATASETS`.
+        name: A name in `DATASETS`, or of an imported data set.
         home: Folder of all data sets; :func:`data_home` by default.
         say: Takes each line that people should read.
 
@@ -104,9 +115,11 @@ def fetch(name: str, home: Path | None = None, say: Callable[[str], object] = pr
     Raises:
         DataError: Unknown name, no source reachable, wrong checksum. Nothing is left behind then.
     """
-    entry = _entry(name)
     home = data_home() if home is None else Path(home)
     folder = home / name
+    if name in imported(home):
+        return folder
+    entry = _entry(name, home)
     if entry.base:
         return fetch(entry.base, home, say)
     if entry.build is None:
@@ -131,7 +144,7 @@ def load_dataset(
     """Load a data set by name; one that was never fetched is fetched first.
 
     Args:
-        name: A name in `DATASETS`.
+        name: A name in `DATASETS`, or of an imported data set.
         home: Folder of all data sets; :func:`data_home` by default.
         synthetic: Arguments of :func:`fedhur_app.data.synthetic.generate` for the data set `synthetic`.
         markets: Arguments of :func:`fedhur_app.data.markets.generate` for the data set `markets-synthetic`.
@@ -139,7 +152,10 @@ def load_dataset(
     Raises:
         DataError: As :func:`fetch`; a damaged file; an argument that the generator does not know.
     """
-    entry = _entry(name)
+    home = data_home() if home is None else Path(home)
+    if name in imported(home):
+        return load_interactions(home / name)
+    entry = _entry(name, home)
     if entry.generate is not None:
         arguments = {"synthetic": synthetic, "markets-synthetic": markets}[name]
         return _generate(entry.generate, arguments or {})

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from fedhur_app.data.errors import DataError
-from fedhur_app.data.formats import ML_100K_GENRES, read_grouplens_100k, read_recbole
+from fedhur_app.data.formats import read_grouplens_100k, read_recbole
 from fedhur_app.data.interactions import Interactions
 from fedhur_app.data.partition import OTHER_MARKET
+from fedhur_app.data.reading.details import ML_100K_GENRES
 
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 # Published beside the archive.
