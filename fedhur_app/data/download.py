@@ -248,7 +248,7 @@ def _receive_all(
                 most, failures = part.size(), 0
             # An address that cannot be reached at all will not be in some seconds; one that was a moment ago may.
             if failures == len(waits) or (lost.unreachable and most == start):
-                kept = f"; {_mebibytes(part.size())} have arrived, the next try goes on from there"
+                kept = f"; what has arrived ({_mebibytes(part.size())}) stays in {part.path} for the next try"
                 raise DownloadError(f"{url}: {lost}{kept if part.size() else ''}") from lost.__cause__
             wait = max(waits[failures], min(lost.wait, LONGEST_WAIT))
             failures += 1
@@ -278,11 +278,11 @@ def _receive(url: str, part: _Part, checksum: str, size: int | None, say: Say, m
         raise _Lost("what has arrived is longer than the file") from error
     with answer:
         found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
-        if answer.status == 206 and not (condition and found and int(found[1]) == have):
-            part.drop()
-            raise _Lost("the server sent another piece than was asked for")
-        if answer.status == 206 and found:
-            total = None if found[2] == "*" else int(found[2])
+        if answer.status == 206:
+            total = _number(found[2]) if found else None
+            if not (condition and found and int(found[1]) == have and total == part.version().get("total")):
+                part.drop()
+                raise _Lost("the server sent another piece than was asked for")
             say(f"going on with {url} after {_mebibytes(have)}")
         else:
             have = 0
@@ -296,11 +296,8 @@ def _receive(url: str, part: _Part, checksum: str, size: int | None, say: Say, m
                 have += len(chunk)
                 if meter is not None:
                     meter(have, total)
-        if have < (total or 0):
-            raise _Lost(f"the connection was lost after {_mebibytes(have)} of {_mebibytes(total or 0)}")
-        if total is not None and have > total:
-            part.drop()
-            raise _Lost(f"{have} bytes came where {total} were announced")
+        if total is not None and have < total:
+            raise _Lost(f"the connection was lost after {_mebibytes(have)} of {_mebibytes(total)}")
 
 
 def _open(url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
