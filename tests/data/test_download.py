@@ -4,14 +4,11 @@ import hashlib
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -21,110 +18,9 @@ from fedhur_app.data import download as module
 from fedhur_app.data.download import DownloadError, download, only_one, published_md5, wrong
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.meter import lines, meter
+from tests.data.web import CONTENT
 
-CONTENT = bytes(range(256)) * 4096  # 1 MiB
 NO_WAITS = (0.0, 0.0, 0.0)
-
-
-@dataclass
-class Web:
-    """A server of files and what it does to them.
-
-    Attributes:
-        files: Content by path.
-        ranges: Whether it answers requests for a part.
-        etag: Version of the files; "" for a server that names none.
-        modified: The same as a date.
-        cut: Close the connection after so many bytes of an answer's body; 0: never.
-        cuts: How often it still does.
-        announce: Whether it says how long an answer is.
-        codes: Status of the next requests, instead of a file.
-        shift: Answer with bytes that begin so many too late.
-        pause: Seconds before each 64 KiB.
-        asked: Path and range of each request.
-    """
-
-    files: dict[str, bytes] = field(default_factory=lambda: {"/a.zip": CONTENT})
-    ranges: bool = True
-    etag: str = '"1"'
-    modified: str = ""
-    cut: int = 0
-    cuts: int = 10**9
-    announce: bool = True
-    codes: list[int] = field(default_factory=list)
-    shift: int = 0
-    pause: float = 0.0
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
-    address: str = ""
-
-    @property
-    def url(self):
-        return f"{self.address}/a.zip"
-
-    def body_of(self, asked_path, headers):
-        """Status, headers and body of an answer, as RFC 9110 has it."""
-        content = self.files.get(asked_path)
-        if content is None:
-            return 404, {}, b""
-        named = {"ETag": self.etag, "Last-Modified": self.modified}
-        named = {key: value for key, value in named.items() if value}
-        wanted = re.fullmatch(r"bytes=(\d+)-", headers.get("Range") or "")
-        condition = headers.get("If-Range")
-        strong = [value for value in (self.etag, self.modified) if value and not value.startswith("W/")]
-        if not (self.ranges and wanted and (condition is None or condition in strong)):
-            return 200, named, content
-        start = int(wanted[1])
-        if start >= len(content):
-            return 416, named | {"Content-Range": f"bytes */{len(content)}"}, b""
-        start += self.shift
-        named["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        return 206, named, content[start:]
-
-
-def handler_of(web):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            web.asked.append((self.path, self.headers.get("Range")))
-            if web.codes:
-                self.send_response(web.codes.pop(0))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            status, headers, body = web.body_of(self.path, self.headers)
-            self.send_response(status)
-            for key, value in headers.items():
-                self.send_header(key, value)
-            if web.announce:
-                self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if web.cut and web.cuts > 0 and len(body) > web.cut:
-                web.cuts -= 1
-                body = body[: web.cut]
-            try:
-                for start in range(0, len(body), 1 << 16):
-                    time.sleep(web.pause)
-                    self.wfile.write(body[start : start + (1 << 16)])
-                    self.wfile.flush()
-            except OSError:
-                pass  # the client went away
-            self.close_connection = True
-
-        def log_message(self, *_):
-            pass
-
-    return Handler
-
-
-@pytest.fixture
-def web():
-    served = Web()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(served))
-    served.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield served
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture
