@@ -76,7 +76,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated recommendation on Flower: FedHUR, FedCIA, FedAvg and more.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Fetch, list and describe data sets.")
+data_app = typer.Typer(no_args_is_help=True, help="Fetch, import, list and describe data sets.")
 app.add_typer(data_app, name="data")
 
 out = Console(highlight=False)
@@ -309,6 +309,77 @@ def list_() -> None:
     _plain(f"data sets are kept in {catalog.data_home()}")
 
 
+@data_app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A file of interactions, or a folder that holds a known one.")],
+    name: Annotated[str, typer.Option(help="What the data set is to be called.")],
+    form: Annotated[
+        Literal[
+            "auto",
+            "movielens",
+            "csv",
+            "inter",
+            "amazon",
+            "bookcrossing",
+            "lastfm",
+            "sequence",
+            "parquet",
+            "npz",
+            "matrices",
+        ],
+        typer.Option("--format", help="Form of the file (docs/data.md)."),
+    ] = "auto",
+    user_col: Annotated[str | None, typer.Option(help="Column of users: name, or number from 1 on.")] = None,
+    item_col: Annotated[str | None, typer.Option(help="Column of items.")] = None,
+    rating_col: Annotated[str | None, typer.Option(help="Column of ratings.")] = None,
+    time_col: Annotated[str | None, typer.Option(help="Column of times.")] = None,
+    market_col: Annotated[str | None, typer.Option(help="Column of markets, of FILE or of the file of users.")] = None,
+    min_rating: Annotated[float | None, typer.Option(help="Leave out interactions rated lower.")] = None,
+    implicit_zeros: Annotated[
+        Literal["keep", "drop"], typer.Option(help="Rating 0 (Book-Crossing: implicit): keep or leave out.")
+    ] = "keep",
+    k_core: Annotated[
+        str, typer.Option(help="U,I: only users with U items and items with I users at least, again and again.")
+    ] = "0,0",
+    dedupe: Annotated[
+        Literal["last", "first", "max"], typer.Option(help="Of a repeated user and item: latest, earliest, best rated.")
+    ] = "last",
+    items: Annotated[Path | None, typer.Option(help="Catalogue: ids, titles and genres of items.")] = None,
+    users: Annotated[Path | None, typer.Option(help="Users: zip code, age, gender, occupation, market.")] = None,
+    on_bad_line: Annotated[
+        Literal["error", "skip"], typer.Option(help="Damaged lines: stop, or leave out and count.")
+    ] = "error",
+    keep_catalogue: Annotated[
+        bool, typer.Option("--keep-catalogue", help="npz and matrices: also the published items that nobody has.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an imported data set of that name.")] = False,
+) -> None:
+    """Take a file of interactions in, so that `--dataset NAME` means it."""
+    from fedhur_app.data import importing
+
+    options = importing.ImportOptions(
+        format=form,
+        user_col=user_col,
+        item_col=item_col,
+        rating_col=rating_col,
+        time_col=time_col,
+        market_col=market_col,
+        min_rating=min_rating,
+        implicit_zeros=implicit_zeros,
+        k_core=importing.parse_k_core(k_core),
+        dedupe=dedupe,
+        items=items,
+        users=users,
+        on_bad_line=on_bad_line,
+        keep_catalogue=keep_catalogue,
+    )
+    importing.check_name(name, force=force)
+    imported = importing.import_file(file, name, options)
+    folder = importing.save_imported(imported, force=force)
+    for line in [*imported.report.lines(), f"{name} is in {folder}", *importing.next_steps(imported.data)]:
+        _plain(line)
+
+
 @data_app.command()
 def describe(
     name: Annotated[str, typer.Argument(metavar="NAME|DIR", help="A data set, or a folder of prepared shards.")],
@@ -316,14 +387,14 @@ def describe(
     set_: SetOption = None,
 ) -> None:
     """Count users, items, interactions, the parts of the split and the clients."""
-    from fedhur_app.config import available, load_settings
+    from fedhur_app.config import data_sets, load_settings
     from fedhur_app.data.describe import describe as count
     from fedhur_app.data.describe import describe_prepared, render
     from fedhur_app.data.experiment import load_interactions_of
     from fedhur_app.data.partition import assign_clients
     from fedhur_app.data.split import split_labels
 
-    if name not in available("dataset") and Path(name).is_dir():
+    if name not in data_sets() and Path(name).is_dir():
         _plain(render(describe_prepared(Path(name))))
         return
     settings = load_settings(name, seed=seed, overrides=shlex.join(set_ or []))

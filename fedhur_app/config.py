@@ -592,6 +592,13 @@ def available(kind: Literal["dataset", "strategy"]) -> list[str]:
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
 
+def data_sets() -> list[str]:
+    """Names of the data sets that a run may use: those with a YAML file in conf/, and those that people imported."""
+    from fedhur_app.data.catalog import imported
+
+    return sorted({*available("dataset"), *imported()})
+
+
 def nearest(word: str, candidates: list[str]) -> str:
     """The part of an error text that suggests the nearest of `candidates` to `word` (empty if none is near)."""
     near = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
@@ -601,6 +608,9 @@ def nearest(word: str, candidates: list[str]) -> str:
 def _read(kind: Literal["dataset", "strategy"], name: str) -> dict[str, Any]:
     names = available(kind)
     if name not in names:
+        names = data_sets() if kind == "dataset" else names
+        if name in names:  # imported: its name says all
+            return {"dataset": {"name": name}}
         raise ConfigError(f"unknown {kind} {name!r}{nearest(name, names) or '.'} Known: {', '.join(names)}")
     return _read_file(conf_folder() / kind / f"{name}.yaml")
 

@@ -17,7 +17,6 @@ from fedhur_app.data import markets, movielens, public, synthetic
 from fedhur_app.data.archives import Archive, Reading, Verified, by_hand, obtain, sha256_of
 from fedhur_app.data.download import DownloadError, Say, only_one
 from fedhur_app.data.errors import DataError
-from fedhur_app.data.importing import ImportOptions, import_file
 from fedhur_app.data.interactions import Interactions
 from fedhur_app.data.store import is_data_set, load_interactions, publish, save_interactions
 
@@ -154,10 +153,21 @@ def data_home() -> Path:
     return Path(os.environ.get("FEDHUR_DATA") or platformdirs.user_cache_dir("fedhur")).expanduser()
 
 
-def _entry(name: str) -> DataSet:
+def imported(home: Path | None = None) -> list[str]:
+    """Names of the data sets that people imported: the folders with a card in `home`, :func:`data_home` by default."""
+    home = data_home() if home is None else Path(home)
+    try:
+        folders = [path.parent.name for path in home.glob("*/card.json")]
+    except OSError:
+        return []
+    return sorted(name for name in folders if name not in DATASETS and not name.startswith("."))
+
+
+def _entry(name: str, home: Path) -> DataSet:
     if name in DATASETS:
         return DATASETS[name]
-    near = difflib.get_close_matches(name.lower(), DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)
+    known = [*DATASETS, *imported(home)]
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or sorted(known)
     raise DataError(f"there is no data set '{name}'; did you mean {' or '.join(near)}?")
 
 
@@ -174,7 +184,7 @@ def fetch(
     time fetches a data set; others wait for it.
 
     Args:
-        name: A name in `DATASETS`.
+        name: A name in `DATASETS`, or of an imported data set.
         home: Folder of all data sets; :func:`data_home` by default.
         say: Takes each line that people should read.
         file: The archive, where somebody downloaded it by hand; it is verified as a download is, and stays.
@@ -186,9 +196,11 @@ def fetch(
         DataError: Unknown name, no source reachable, a wrong checksum, other numbers of users, items or interactions
             than published. There is no folder of the data set then.
     """
-    entry = _entry(name)
     home = data_home() if home is None else Path(home)
     folder = home / name
+    if name in imported(home):
+        return folder
+    entry = _entry(name, home)
     if entry.base:
         return fetch(entry.base, home, say, file)
     if entry.archive is None:
@@ -256,29 +268,32 @@ def _build(
     card: dict[str, Any] = {
         "source": verified.source,
         "licence": entry.licence,
-        "files": [{"name": archive.file, "bytes": verified.path.stat().st_size, "sha256": sha256_of(verified.path)}],
+        "files": {archive.file: sha256_of(verified.path)},
     }
     if entry.read is not None:
         return entry.read(verified.path, work), card, verified.path
     assert entry.reading is not None
     data, more = _read(entry.name, entry.reading, verified)
-    return data, card | more, verified.path
+    return data, more | card, verified.path
 
 
 def _read(name: str, reading: Reading, verified: Verified) -> tuple[Interactions, dict[str, Any]]:
     """Read an archive, compare it with what was published, and leave out what the filters leave out."""
-    imported = import_file(verified.path, name, ImportOptions(**reading.options))
+    # Not at the top: what imports files has to know the names of the catalogue.
+    from fedhur_app.data.importing import ImportOptions, import_file
+
+    read = import_file(verified.path, name, ImportOptions(**reading.options))
     card: dict[str, Any] = {}
     if reading.counts is not None and verified.expected:
-        if difference := reading.counts.difference(imported.data):
+        if difference := reading.counts.difference(read.data):
             raise DataError(
                 f"{name}: {difference}. {verified.path} has the right checksum, so it was read wrongly; no data set "
                 "was made. Please report this"
             )
         card["published"] = reading.counts.as_card()
     if reading.filters:
-        imported = import_file(verified.path, name, ImportOptions(**reading.options, **reading.filters))
-    return imported.data, card | {"import": imported.report.as_card()}
+        read = import_file(verified.path, name, ImportOptions(**reading.options, **reading.filters))
+    return read.data, read.report.as_card() | card
 
 
 def load_dataset(
@@ -290,7 +305,7 @@ def load_dataset(
     """Load a data set by name; one that was never fetched is fetched first.
 
     Args:
-        name: A name in `DATASETS`.
+        name: A name in `DATASETS`, or of an imported data set.
         home: Folder of all data sets; :func:`data_home` by default.
         synthetic: Arguments of :func:`fedhur_app.data.synthetic.generate` for the data set `synthetic`.
         markets: Arguments of :func:`fedhur_app.data.markets.generate` for the data set `markets-synthetic`.
@@ -298,7 +313,10 @@ def load_dataset(
     Raises:
         DataError: As :func:`fetch`; a damaged file; an argument that the generator does not know.
     """
-    entry = _entry(name)
+    home = data_home() if home is None else Path(home)
+    if name in imported(home):
+        return load_interactions(home / name)
+    entry = _entry(name, home)
     if entry.generate is not None:
         arguments = {"synthetic": synthetic, "markets-synthetic": markets}[name]
         return _generate(entry.generate, arguments or {})

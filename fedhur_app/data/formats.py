@@ -1,18 +1,169 @@
-"""Readers of the file formats in which data sets are published."""
+"""The forms in which data sets are published, how a file tells its form, and reading a data set in one of them."""
 
-import math
-from collections.abc import Iterator
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
 
 from fedhur_app.data.errors import DataError
-from fedhur_app.data.interactions import Interactions, from_raw
-
-# The 19 genre flags of GroupLens' u.item, in the order of its columns.
-ML_100K_GENRES = (
-    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama"),
-    *("Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War"),
-    "Western",
+from fedhur_app.data.interactions import Coded, Interactions, Which, from_codes
+from fedhur_app.data.published import read_matrix_folders, read_npz_rows
+from fedhur_app.data.reading.columns import find_columns, plain_name
+from fedhur_app.data.reading.details import (
+    ML_100K_GENRES,
+    Items,
+    Layout,
+    Users,
+    layout_dialect,
+    read_items,
+    read_users,
 )
+from fedhur_app.data.reading.dialect import SEPARATOR_NAMES, sample_cells
+from fedhur_app.data.reading.others import json_keys, read_json_lines, read_parquet, read_sequences
+from fedhur_app.data.reading.rows import frames
+from fedhur_app.data.reading.sources import Source, Text, find_source, open_text
+from fedhur_app.data.reading.tally import Tally
+from fedhur_app.data.reading.values import Collector, Columns
+
+Format = Literal[
+    "auto", "movielens", "csv", "inter", "amazon", "bookcrossing", "lastfm", "sequence", "parquet", "npz", "matrices"
+]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What people may say about a file; what they leave out is found.
+
+    Attributes:
+        format: Form of the file.
+        user_col: Name of the column of users, or its number from 1 on.
+        item_col: Of items.
+        rating_col: Of ratings.
+        time_col: Of times.
+        market_col: Of markets, in the file of interactions or in that of users.
+        implicit_zeros: Whether rows with rating 0 (in Book-Crossing: no rating was given) are kept or left out.
+        dedupe: Which row of a repeated (user, item) pair stays.
+        items: File of the catalogue, with titles and genres where it has them.
+        users: File of users.
+        on_bad_line: Whether a damaged line is an error, or is left out and counted.
+        keep_catalogue: Keep the catalogue that an npz file or matrices publish, also items nobody has touched.
+    """
+
+    format: Format = "auto"
+    user_col: str | None = None
+    item_col: str | None = None
+    rating_col: str | None = None
+    time_col: str | None = None
+    market_col: str | None = None
+    implicit_zeros: Literal["keep", "drop"] = "keep"
+    dedupe: Which = "last"
+    items: Path | None = None
+    users: Path | None = None
+    on_bad_line: Literal["error", "skip"] = "error"
+    keep_catalogue: bool = False
+
+    @property
+    def given(self) -> dict[str, str | None]:
+        """The column that people named, by role."""
+        return {
+            "user": self.user_col,
+            "item": self.item_col,
+            "rating": self.rating_col,
+            "time": self.time_col,
+            "market": self.market_col,
+        }
+
+
+@dataclass
+class Taken:
+    """What was found in the files, and what each column was taken for.
+
+    Attributes:
+        format: Form of the file.
+        place: Name of the file.
+        files: All files that were read.
+        form: Encoding, separator, quotes and header, in words.
+        columns: Name of the column of each role.
+        unused: Names of the other columns.
+        tallies: Counts of lines of each file; first that of the interactions.
+        rows: Number of interactions that were read.
+        dropped: Number of interactions that were left out, by reason.
+        heads: Roles of the columns of `sample`.
+        sample: The first rows.
+        catalogue: Ids of the items file, which stay in the catalogue.
+    """
+
+    format: str
+    place: str
+    files: list[Path]
+    form: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, str] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+    tallies: list[Tally] = field(default_factory=list)
+    rows: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    heads: list[str] = field(default_factory=list)
+    sample: list[tuple[Any, ...]] = field(default_factory=list)
+    catalogue: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A file of interactions that is known by its name, and the files that lie beside it."""
+
+    format: Format
+    pattern: str
+    layout: Layout
+    items: tuple[tuple[str, Layout], ...] = ()
+    users: tuple[tuple[str, Layout], ...] = ()
+
+
+_U_ITEM = Layout("|", "", False, False, ("item_id", "title", "date", "video_date", "url", *ML_100K_GENRES))
+_U_USER = Layout("|", "", False, False, ("user_id", "age", "gender", "occupation", "zip_code"))
+_RATING_NAMES = ("user", "item", "rating", "timestamp")
+_MOVIES_DAT = Layout("::", "", False, False, ("item_id", "title", "genres"))
+_USERS_DAT = Layout("::", "", False, False, ("user_id", "gender", "age", "occupation", "zip_code"))
+_RECBOLE = Layout("\t", "", False, True, recbole=True)
+_BOOKS = Layout(escape=True, header=True)
+_TABS = Layout("\t", "", False)
+# Those that are told by their names alone come first.
+_KNOWN = (
+    _Known(
+        "movielens",
+        "u.data",
+        Layout("\t", "", False, False, _RATING_NAMES),
+        (("u.item", _U_ITEM),),
+        (("u.user", _U_USER),),
+    ),
+    _Known(
+        "movielens",
+        "ratings.dat",
+        Layout("::", "", False, False, _RATING_NAMES),
+        (("movies.dat", _MOVIES_DAT),),
+        (("users.dat", _USERS_DAT),),
+    ),
+    _Known("lastfm", "user_artists.dat", _TABS, (("artists.dat", _TABS),)),
+    _Known(
+        "lastfm",
+        "usersha1-artmbid-artname-plays.tsv",
+        Layout("\t", "", False, False, ("user", "artist_mbid", "artist", "plays")),
+        (),
+        (("usersha1-profile.tsv", Layout("\t", "", False, False, ("user", "gender", "age", "country", "signup"))),),
+    ),
+    _Known("bookcrossing", "bx-book-ratings.csv", _BOOKS, (("bx-books.csv", _BOOKS),), (("bx-users.csv", _BOOKS),)),
+    _Known("inter", "*.inter", _RECBOLE, (("{stem}.item", _RECBOLE),), (("{stem}.user", _RECBOLE),)),
+    _Known("movielens", "ratings.csv", Layout(), (("movies.csv", Layout()),), (("users.csv", Layout()),)),
+)
+# Of a format, for files of other names.
+_LAYOUTS = {"inter": _RECBOLE, "bookcrossing": _BOOKS, "lastfm": _TABS}
+_PATTERNS = tuple(known.pattern for known in _KNOWN)
+_USER_OF_AMAZON = re.compile(r"A[0-9A-Z]{11,20}")
+_ITEM_OF_AMAZON = re.compile(r"[0-9B][0-9A-Z]{9}")
+_SPLIT_FILES = {"train.txt": 0, "valid.txt": 1, "test.txt": 2}
 
 
 def read_grouplens_100k(folder: Path, name: str = "ml-100k") -> Interactions:
@@ -27,35 +178,7 @@ def read_grouplens_100k(folder: Path, name: str = "ml-100k") -> Interactions:
     Raises:
         DataError: A file cannot be read; the text names file, line and column.
     """
-    users, items, ratings, times = [], [], [], []
-    path = folder / "u.data"
-    for line, cells in _rows(path, "\t", 4):
-        users.append(_identifier(cells[0], path, line, "user"))
-        items.append(_identifier(cells[1], path, line, "item"))
-        ratings.append(_number(cells[2], path, line, "rating"))
-        times.append(_whole(cells[3], path, line, "timestamp"))
-
-    titles, genres = None, None
-    if (path := folder / "u.item").exists():
-        titles, genres = {}, {}
-        for _, cells in _rows(path, "|", 5 + len(ML_100K_GENRES), encoding="latin-1"):
-            titles[cells[0]] = cells[1]
-            flagged = zip(ML_100K_GENRES, cells[5:], strict=True)
-            genres[cells[0]] = [genre for genre, flag in flagged if flag == "1"]
-    columns_of_users = {}
-    if (path := folder / "u.user").exists():
-        columns_of_users["zip_code"] = {cells[0]: cells[4] for _, cells in _rows(path, "|", 5)}
-    return from_raw(
-        name,
-        users,
-        items,
-        ratings,
-        times,
-        catalogue=titles,
-        item_titles=titles,
-        item_genres=genres,
-        user_columns=columns_of_users,
-    )
+    return read_data(Path(folder) / "u.data", name, ReadOptions("movielens"))[0]
 
 
 def read_recbole(folder: Path, name: str) -> Interactions:
@@ -70,141 +193,281 @@ def read_recbole(folder: Path, name: str) -> Interactions:
     Raises:
         DataError: A file cannot be read; the text names file, line and column.
     """
-    path = folder / f"{name}.inter"
-    columns, rows = _atomic(path, ("user_id", "item_id"))
-    user, item = columns["user_id"], columns["item_id"]
-    rating, time, market = columns.get("rating"), columns.get("timestamp"), _market_column(columns)
-    users, items, ratings, times = [], [], [], []
-    markets: list[str] | None = None if market is None else []
-    for line, cells in rows:
-        users.append(_identifier(cells[user], path, line, "user_id"))
-        items.append(_identifier(cells[item], path, line, "item_id"))
-        if rating is not None:
-            ratings.append(_number(cells[rating], path, line, "rating"))
-        if time is not None:
-            times.append(_whole(cells[time], path, line, "timestamp"))
-        if market is not None and markets is not None:
-            markets.append(_identifier(cells[market], path, line, "market", "name"))
-
-    titles: dict[str, str] | None = None
-    genres: dict[str, list[str]] | None = None
-    if (path := folder / f"{name}.item").exists():
-        columns, rows = _atomic(path, ("item_id", "movie_title"))
-        year, genre = columns.get("release_year"), columns.get("class", columns.get("genre"))
-        titles, genres = {}, {}
-        for _, cells in rows:
-            identifier, title = cells[columns["item_id"]], cells[columns["movie_title"]]
-            titles[identifier] = f"{title} ({cells[year]})" if year is not None and cells[year] else title
-            genres[identifier] = [] if genre is None else cells[genre].split()
-    columns_of_users = {}
-    if (path := folder / f"{name}.user").exists():
-        columns, rows = _atomic(path, ("user_id",))
-        listed = list(rows)
-        if "zip_code" in columns:
-            columns_of_users["zip_code"] = {
-                cells[columns["user_id"]]: cells[columns["zip_code"]] for _, cells in listed
-            }
-        market = _market_column(columns)
-        if markets is None and market is not None:
-            market_of: dict[str, str] = {}
-            for line, cells in listed:
-                found = _identifier(cells[market], path, line, "market", "name")
-                if market_of.setdefault(cells[columns["user_id"]], found) != found:
-                    raise DataError(
-                        f"{path}, line {line}: the same user has another market in a line above, so that of a row "
-                        f"is unknown; give {name}.inter a column 'market'"
-                    )
-            if missing := len(set(users) - set(market_of)):
-                raise DataError(f"{path}: {missing} users of {name}.inter are not there, so their market is unknown")
-            markets = [market_of[user] for user in users]
-    return from_raw(
-        name,
-        users,
-        items,
-        ratings if rating is not None else None,
-        times if time is not None else None,
-        markets=markets,
-        catalogue=titles,
-        item_titles=titles,
-        item_genres=genres,
-        user_columns=columns_of_users,
-    )
+    return read_data(Path(folder) / f"{name}.inter", name, ReadOptions("inter"))[0]
 
 
-def _text(path: Path, encoding: str) -> str:
-    """The content of a text file, or an error that says why it is none."""
+def read_data(path: Path, name: str, options: ReadOptions) -> tuple[Interactions, Taken]:
+    """Read a data set from a file, or from a folder that holds known files.
+
+    Args:
+        path: The file or folder.
+        name: Name of the data set.
+        options: What is known about it.
+
+    Raises:
+        DataError: The files cannot be read; the text names file, line and column and says what to do.
+    """
     if path.is_dir():
-        raise DataError(f"{path} is a folder; a file is needed")
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    if not content.strip():
-        raise DataError(f"{path} is empty")
-    if b"\0" in content:
-        raise DataError(f"{path} is not a text file (it holds zero bytes)")
-    try:
-        return content.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}, line {line}: not {encoding} text; is it Latin-1?") from error
+        if _wants(options, "matrices") and (path / "0" / "train_dataset.npy").is_file():
+            return _published(read_matrix_folders(path, name, options.keep_catalogue), "matrices", path)
+        if _wants(options, "sequence") and (path / "train.txt").is_file() and (path / "test.txt").is_file():
+            return _read_folder_of_sequences(path, name, options)
+        source = _main_file(path, options)
+    elif (_wants(options, "npz") and path.suffix == ".npz") or options.format == "npz":
+        return _published(read_npz_rows(path, name, options.keep_catalogue), "npz", path)
+    else:
+        source = find_source(path, _PATTERNS)
+    if _wants(options, "parquet") and (options.format == "parquet" or _is_parquet(source)):
+        tally = Tally(str(source), options.on_bad_line, unit="row")
+        collector, columns, names = read_parquet(source.path, options.given, tally, options.implicit_zeros)
+        taken = Taken("parquet", str(source), [source.path], columns=columns, tallies=[tally])
+        taken.unused = [each for each in names if each not in columns.values()]
+        return _assemble(
+            name,
+            collector.finish(),
+            taken,
+            *_details(source, _Known("parquet", "*", Layout()), options, taken),
+            options,
+        )
+    return _read_text(source, name, options)
 
 
-def _rows(
-    path: Path, delimiter: str, columns: int, encoding: str = "utf-8-sig", first_line: int = 1
-) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of each line from `first_line` on; blank lines are passed over."""
-    # Not splitlines(): in Latin-1 text it would also split at bytes 0x85 and 0x1C.
-    for line, row in enumerate(_text(path, encoding).split("\n"), start=1):
-        row = row.removesuffix("\r")
-        if line < first_line or not row:
-            continue
-        cells = row.split(delimiter)
-        if len(cells) != columns:
-            raise DataError(f"{path}, line {line}: {columns} columns expected, {len(cells)} found")
-        yield line, cells
+def _wants(options: ReadOptions, what: Format) -> bool:
+    return options.format in ("auto", what)
 
 
-def _atomic(path: Path, needed: tuple[str, ...]) -> tuple[dict[str, int], Iterator[tuple[int, list[str]]]]:
-    """Position of each column of an atomic file, by name without its type, and the rows below the header."""
-    header = _text(path, "utf-8-sig").split("\n", 1)[0].removesuffix("\r").split("\t")
-    if not all(":" in cell for cell in header):
-        raise DataError(f"{path}, line 1: not the header of a RecBole file (such as user_id:token)")
-    columns = {cell.split(":")[0]: place for place, cell in enumerate(header)}
-    for column in needed:
-        if column not in columns:
-            raise DataError(f"{path}, line 1: there is no column '{column}' (found: {', '.join(columns)})")
-    return columns, _rows(path, "\t", len(header), first_line=2)
+def _published(data: Interactions, form: str, path: Path) -> tuple[Interactions, Taken]:
+    files = sorted(each for each in path.rglob("*.npy")) if path.is_dir() else [path]
+    catalogue = tuple(data.item_ids.tolist())
+    return data, Taken(form, str(path), files, rows=len(data), catalogue=catalogue)
 
 
-def _market_column(columns: dict[str, int]) -> int | None:
-    return columns.get("market", columns.get("market_id"))
+def _is_parquet(source: Source) -> bool:
+    if source.member:
+        return False
+    with source.path.open("rb") as file:
+        return file.read(4) == b"PAR1"
 
 
-def _identifier(cell: str, path: Path, line: int, column: str, what: str = "id") -> str:
-    if not cell.strip():
-        raise DataError(f"{path}, line {line}, column '{column}': the {what} is empty")
-    return cell
+def _main_file(folder: Path, options: ReadOptions) -> Source:
+    """The known file of interactions in a folder, or one folder below."""
+    patterns = [known.pattern for known in _KNOWN if _wants(options, known.format)]
+    for within in (folder, *sorted(each for each in folder.iterdir() if each.is_dir())):
+        names = sorted(each for each in within.iterdir() if each.is_file())
+        for pattern in patterns:
+            found = [each for each in names if fnmatch.fnmatchcase(Source(each).name.lower(), pattern)]
+            if len(found) == 1:
+                return Source(found[0])
+            if found:
+                shown = ", ".join(each.name for each in found[:5])
+                raise DataError(f"{folder} is a folder that holds several data sets ({shown}): give one of the files")
+    known = ", ".join([*_PATTERNS, "train.txt with test.txt", "0/train_dataset.npy"])
+    raise DataError(f"{folder} is a folder without a known file of interactions ({known}): give the file itself")
 
 
-def _number(cell: str, path: Path, line: int, column: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"{path}, line {line}, column '{column}': not a finite number: {cell!r}")
-    return value
+def _known(source: Source, options: ReadOptions, sample: Sequence[str]) -> _Known:
+    """What is known about a file by its name, else by the format that people gave, else by its first lines."""
+    for known in _KNOWN:
+        if _wants(options, known.format) and fnmatch.fnmatchcase(source.name.lower(), known.pattern):
+            return known
+    if options.format != "auto":
+        same = next((known for known in _KNOWN if known.format == options.format), None)
+        items, users = (same.items, same.users) if same else ((), ())
+        return _Known(options.format, "*", _LAYOUTS.get(options.format, Layout()), items, users)
+    if sample[0].lstrip().startswith("{"):
+        return _Known("amazon", "*", Layout())
+    first = sample[0].split("\t")
+    if len(first) > 1 and all(re.fullmatch(r"\w+:(token|float|token_seq|float_seq)", cell.strip()) for cell in first):
+        return _Known("inter", "*", _RECBOLE, _KNOWN[5].items, _KNOWN[5].users)
+    if {"userid", "isbn", "bookrating"} <= {plain_name(cell) for cell in re.split("[;,]", sample[0])}:
+        return _Known("bookcrossing", "*", _BOOKS, _KNOWN[4].items, _KNOWN[4].users)
+    if _sequence_separator(sample, surely=True):
+        return _Known("sequence", "*", Layout())
+    return _Known("csv", "*", Layout())
 
 
-def _whole(cell: str, path: Path, line: int, column: str) -> int:
-    try:
-        return int(cell)
-    except ValueError:
-        # RecBole declares times as floats, so 8.8e8 is legal there.
-        value = _number(cell, path, line, column)
-        if value != int(value):
-            raise DataError(f"{path}, line {line}, column '{column}': not a whole number: {cell!r}") from None
-        return int(value)
+def _read_text(source: Source, name: str, options: ReadOptions) -> tuple[Interactions, Taken]:
+    text = open_text(source, only_utf_8=options.format == "inter" or source.name.endswith(".inter"))
+    sample = text.sample()
+    if not sample:
+        raise DataError(f"{source}: its first line is too long for a table; choose the format with --format")
+    known = _known(source, options, sample)
+    taken = Taken(known.format, str(source), [source.path])
+    taken.form["encoding"] = {"utf-8-sig": "UTF-8", "utf-16": "UTF-16", "latin-1": "Latin-1"}[text.encoding]
+    tally = Tally(str(source), options.on_bad_line)
+    taken.tallies.append(tally)
+    if known.format == "sequence":
+        return _read_sequences({text: None}, sample, name, options, taken)
+    items, users = _details(source, known, options, taken)
+    given = options.given
+    if known.format == "amazon" and sample[0].lstrip().startswith("{"):
+        keys = json_keys(list(sample))
+        numbers = find_columns(str(source), keys, [], given, len(keys))
+        taken.columns = {role: keys[number] for role, number in numbers.items()}
+        taken.form["form"] = "one JSON object a line"
+        taken.unused = [key for key in keys if key not in taken.columns.values()]
+        collector = Collector(taken.columns, tally, options.implicit_zeros)
+        read_json_lines(text, taken.columns, collector)
+        return _assemble(name, collector.finish(), taken, items, users, options)
+    if users.markets is not None and options.market_col is not None:
+        given = given | {"market": None}
+    wanted = [each for each in given.values() if each is not None]
+    dialect = layout_dialect(source, sample, known.layout, wanted)
+    names = known.layout.names or dialect.header
+    rows = [
+        cells
+        for cells in (sample_cells(dialect, line) for line in sample[dialect.header is not None :])
+        if len(cells) == dialect.columns
+    ]
+    if names is None and known.format in ("csv", "amazon"):
+        given = _of_amazon(given, rows)
+    numbers = find_columns(str(source), names, rows, given, dialect.columns)
+    heads = [each.split(":")[0] for each in names] if names else [str(number + 1) for number in range(dialect.columns)]
+    taken.columns = {role: heads[number] for role, number in numbers.items()}
+    taken.unused = [head for number, head in enumerate(heads) if number not in numbers.values()]
+    taken.form |= {
+        "separator": SEPARATOR_NAMES.get(dialect.separator, dialect.separator),
+        "header": "no header" if dialect.header is None else ", ".join(dialect.header),
+    }
+    collector = Collector(taken.columns, tally, options.implicit_zeros)
+    for frame in frames(text, dialect, numbers, tally):
+        collector.add(frame)
+    return _assemble(name, collector.finish(), taken, items, users, options)
+
+
+def _of_amazon(given: Mapping[str, str | None], rows: Sequence[Sequence[str]]) -> dict[str, str | None]:
+    """Amazon's ratings without a header name the user first (2014) or the item first (2018): their ids tell."""
+    changed = dict(given)
+    if given["user"] is None and given["item"] is None and rows and len(rows[0]) >= 2:
+        users = [[bool(_USER_OF_AMAZON.fullmatch(row[place])) for row in rows] for place in (0, 1)]
+        items = [[bool(_ITEM_OF_AMAZON.fullmatch(row[place])) for row in rows] for place in (0, 1)]
+        half = len(rows) / 2
+        if sum(items[0]) > half and sum(users[1]) > half and sum(users[0]) <= half:
+            changed |= {"user": "2", "item": "1"}
+    return changed
+
+
+def _sequence_separator(sample: Sequence[str], surely: bool) -> str | None:
+    """The separator of lines that are a user and then items.
+
+    Args:
+        sample: Some lines.
+        surely: Only if the lines hold whole numbers, of differing count, and cannot be a table.
+    """
+    for separator in ("\t", ",", ";", " "):
+        lines = [re.split(" +", line.strip()) if separator == " " else line.strip().split(separator) for line in sample]
+        if sum(len(cells) > 1 for cells in lines) > len(lines) / 2:
+            if not surely:
+                return separator
+            lengths = {len(cells) for cells in lines}
+            most = max(sum(len(cells) == length for cells in lines) for length in lengths)
+            whole = all(cell.strip().isdecimal() for cells in lines for cell in cells if cell)
+            return separator if whole and most < 0.5 * len(lines) else None
+    return None
+
+
+def _read_folder_of_sequences(folder: Path, name: str, options: ReadOptions) -> tuple[Interactions, Taken]:
+    paths = {folder / file: label for file, label in _SPLIT_FILES.items() if (folder / file).is_file()}
+    texts: dict[Text, int | None] = {open_text(find_source(path)): label for path, label in paths.items()}
+    taken = Taken("sequence", f"{folder} ({', '.join(path.name for path in paths)})", list(paths))
+    taken.tallies.append(Tally(taken.place, options.on_bad_line))
+    return _read_sequences(texts, next(iter(texts)).sample(), name, options, taken)
+
+
+def _read_sequences(
+    texts: Mapping[Text, int | None], sample: Sequence[str], name: str, options: ReadOptions, taken: Taken
+) -> tuple[Interactions, Taken]:
+    separator = _sequence_separator(sample, surely=False)
+    if separator is None:
+        raise DataError(f"{taken.place}: no line holds a user and items with tab, comma, semicolon or blank between")
+    taken.form |= {"separator": SEPARATOR_NAMES[separator], "header": "no header"}
+    taken.columns = {"user": "the first of a line", "item": "the others", "time": "place in the line"}
+    source = next(iter(texts)).source
+    items, users = _details(source, _Known("sequence", "*", Layout()), options, taken)
+    collector = Collector({role: role for role in taken.columns}, taken.tallies[0])
+    read_sequences(texts, separator, collector)
+    return _assemble(name, collector.finish(), taken, items, users, options)
+
+
+def _details(source: Source, known: _Known, options: ReadOptions, taken: Taken) -> tuple[Items, Users]:
+    """Items and users from the files that people named, else from those beside the file of interactions."""
+    items, users = Items(), Users()
+    found = _companion(source, known.items, options.items)
+    if found is not None:
+        items, tally = read_items(*found, options.on_bad_line)
+        _note(taken, found[0], tally)
+        taken.catalogue = items.ids
+    found = _companion(source, known.users, options.users)
+    if found is not None:
+        named = options.market_col if options.users is not None else None
+        users, tally = read_users(*found, options.on_bad_line, named)
+        _note(taken, found[0], tally)
+    return items, users
+
+
+def _note(taken: Taken, source: Source, tally: Tally) -> None:
+    taken.tallies.append(tally)
+    if source.path not in taken.files:
+        taken.files.append(source.path)
+
+
+def _companion(
+    source: Source, beside: tuple[tuple[str, Layout], ...], given: Path | None
+) -> tuple[Source, Layout] | None:
+    stem = source.name.rsplit(".", 1)[0]
+    if given is not None:
+        found = find_source(given)
+        layouts = [
+            layout for known in _KNOWN for pattern, layout in (*known.items, *known.users) if pattern == found.name
+        ]
+        return found, layouts[0] if layouts else _RECBOLE if found.name.endswith((".item", ".user")) else Layout()
+    for pattern, layout in beside:
+        near = source.beside(pattern.replace("{stem}", stem))
+        if near is not None:
+            return near, layout
+    return None
+
+
+def _assemble(
+    name: str, columns: Columns, taken: Taken, items: Items, users: Users, options: ReadOptions
+) -> tuple[Interactions, Taken]:
+    taken.rows = len(columns.users.codes) + columns.zeros
+    if columns.zeros:
+        taken.dropped["rating 0: implicit"] = columns.zeros
+    taken.heads, taken.sample = columns.sample.columns, columns.sample.rows()
+    if not len(columns.users.codes):
+        raise DataError(
+            f"{taken.place}: there are no interactions" + (" but those of rating 0" if columns.zeros else "")
+        )
+    markets = columns.markets
+    if markets is None and users.markets is not None:
+        markets = _markets_of_users(columns.users, users.markets, taken)
+    data = from_codes(
+        name,
+        columns.users,
+        columns.items,
+        columns.ratings,
+        columns.times,
+        markets=markets,
+        labels=columns.labels,
+        catalogue=items.ids,
+        item_titles=items.titles,
+        item_genres=items.genres,
+        user_columns=users.columns,
+        which=options.dedupe,
+    )
+    if repeated := len(columns.users.codes) - len(data):
+        taken.dropped["repeated (user, item) pairs"] = repeated
+    return data, taken
+
+
+def _markets_of_users(users: Coded, market_of: Mapping[str, str], taken: Taken) -> Coded:
+    if missing := sum(user not in market_of for user in users.texts):
+        raise DataError(
+            f"{taken.tallies[-1].place}: {missing} users of {Path(taken.place).name} are not there, so their market is "
+            "unknown"
+        )
+    names = sorted({market_of[user] for user in users.texts})
+    number = {market: place for place, market in enumerate(names)}
+    of_user = np.array([number[market_of[user]] for user in users.texts])
+    return Coded(of_user[users.codes], names)

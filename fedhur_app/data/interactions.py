@@ -4,12 +4,16 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedhur_app.data.errors import DataError
+
+# Which of several rows of a (user, item) pair stays.
+Which = Literal["last", "first", "max"]
 
 _INTEGER = re.compile(r"[+-]?\d+")
 
@@ -84,6 +88,19 @@ class Interactions:
         return digest.hexdigest()[:16]
 
 
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """Ids as numbers: a column of n texts takes the room of n integers.
+
+    Attributes:
+        codes: Integers (n,), places in `texts`.
+        texts: The distinct ids, each in one row at least.
+    """
+
+    codes: np.ndarray
+    texts: Sequence[str]
+
+
 def _id_array(raw: npt.ArrayLike, what: str) -> np.ndarray:
     """Ids as an integer or a text array, or an error that names the row."""
     array = np.asarray(raw)
@@ -110,19 +127,20 @@ def in_order(ids: Iterable[str]) -> list[str]:
     return texts
 
 
-def _dense(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _dense(coded: Coded, more: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
     """Number the distinct ids 0, 1, ...: by value when all are integers, else by text.
+
+    Args:
+        coded: Ids of rows (n,).
+        more: Ids to number as well.
 
     Returns:
         Numbers int64 (n,) and the distinct ids as text, in that order.
     """
-    distinct, codes = np.unique(array, return_inverse=True)
-    if array.dtype.kind == "U":
-        ordered = in_order(distinct.tolist())
-        number = {text: place for place, text in enumerate(ordered)}
-        codes = np.array([number[text] for text in distinct.tolist()])[codes]
-        distinct = np.array(ordered)
-    return codes.astype(np.int64), distinct.astype(str)
+    ordered = in_order({*coded.texts, *more})
+    number = {text: place for place, text in enumerate(ordered)}
+    places = np.fromiter((number[text] for text in coded.texts), dtype=np.int64, count=len(coded.texts))
+    return places[coded.codes], np.array(ordered)
 
 
 def _whole_numbers(raw: npt.ArrayLike, what: str) -> np.ndarray:
@@ -137,14 +155,28 @@ def _whole_numbers(raw: npt.ArrayLike, what: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _last_of_each_pair(users: np.ndarray, items: np.ndarray, n_items: int, timestamps: np.ndarray | None) -> np.ndarray:
-    """True for the rows to keep (n,): of each (user, item) the latest; ties and no times: the last row."""
+def _one_of_each_pair(
+    users: np.ndarray,
+    items: np.ndarray,
+    n_items: int,
+    timestamps: np.ndarray | None,
+    ratings: np.ndarray | None,
+    which: Which,
+) -> np.ndarray:
+    """True for the rows to keep (n,): one of each (user, item), by the rule of :func:`from_codes`."""
     pair = users * n_items + items
-    # Both sorts are stable: within a pair, and within a time, the order of the file stays.
-    order = np.argsort(pair, kind="stable") if timestamps is None else np.lexsort((timestamps, pair))
+    found = np.sort(pair)
+    if not (found[1:] == found[:-1]).any():  # spares sorting by several keys
+        return np.ones(len(pair), dtype=bool)
+    if which == "max" and ratings is None:
+        raise DataError("of repeated (user, item) pairs the highest rating cannot be kept: there are no ratings")
+    keys = [key for key in (timestamps, ratings if which == "max" else None, pair) if key is not None]
+    # Stable: where all keys are equal the order of the file stays.
+    order = np.lexsort(keys)
+    found = pair[order]
+    ends = found[1:] != found[:-1]
     keep = np.zeros(len(pair), dtype=bool)
-    in_order = pair[order]
-    keep[order[np.append(in_order[1:] != in_order[:-1], True)]] = True
+    keep[order[np.append(True, ends) if which == "first" else np.append(ends, True)]] = True
     return keep
 
 
@@ -194,24 +226,80 @@ def from_raw(
             rating that is not a finite number, a timestamp that is not a whole number, a market that is empty or
             holds a `/`, another label, a user at two clients.
     """
-    users_raw, items_raw = _id_array(raw_users, "user"), _id_array(raw_items, "item")
-    n = len(users_raw)
-    columns = {"users": n, "items": len(items_raw)}
-    if ratings is not None:
-        ratings = np.asarray(ratings)
-        columns["ratings"] = len(ratings)
-    if timestamps is not None:
-        timestamps = np.asarray(timestamps)
-        columns["timestamps"] = len(timestamps)
-    if markets is not None:
-        markets = _id_array(markets, "market").astype(str)
-        columns["markets"] = len(markets)
-    if labels is not None:
-        labels = np.asarray(labels)
-        columns["labels"] = len(labels)
-    if owners is not None:
-        owners = _id_array(owners, "client")
-        columns["owners"] = len(owners)
+    ids = {"user": raw_users, "item": raw_items, "market": markets, "client": owners}
+    coded = {what: None if raw is None else _coded(raw, what) for what, raw in ids.items()}
+    assert coded["user"] is not None
+    assert coded["item"] is not None
+    return from_codes(
+        name,
+        coded["user"],
+        coded["item"],
+        None if ratings is None else np.asarray(ratings),
+        None if timestamps is None else np.asarray(timestamps),
+        markets=coded["market"],
+        labels=None if labels is None else np.asarray(labels),
+        owners=coded["client"],
+        catalogue=catalogue,
+        item_titles=item_titles,
+        item_genres=item_genres,
+        user_columns=user_columns,
+        notes=notes,
+    )
+
+
+def _coded(raw: npt.ArrayLike, what: str) -> Coded:
+    distinct, codes = np.unique(_id_array(raw, what), return_inverse=True)
+    return Coded(codes, distinct.astype(str).tolist())
+
+
+def from_codes(
+    name: str,
+    users: Coded,
+    items: Coded,
+    ratings: np.ndarray | None = None,
+    timestamps: np.ndarray | None = None,
+    *,
+    markets: Coded | None = None,
+    labels: np.ndarray | None = None,
+    owners: Coded | None = None,
+    catalogue: Iterable[str] | None = None,
+    item_titles: Mapping[str, str] | None = None,
+    item_genres: Mapping[str, Sequence[str]] | None = None,
+    user_columns: Mapping[str, Mapping[str, str]] | None = None,
+    which: Which = "last",
+    notes: Sequence[str] = (),
+) -> Interactions:
+    """Build a data set from columns whose ids are numbered already: the way for large files.
+
+    All as :func:`from_raw`, except:
+
+    Args:
+        name: Name of the data set.
+        users: User ids (n,), each of the texts in a row at least.
+        items: Item ids (n,).
+        ratings: Numbers (n,), or None.
+        timestamps: Whole numbers (n,), or None.
+        markets: Market of each row (n,), or None.
+        labels: Part of the split of each row (n,), or None.
+        owners: Client of each row's user (n,), or None.
+        catalogue: Ids of further items.
+        item_titles: Title by original item id.
+        item_genres: Genres by original item id.
+        user_columns: By name: a text by original user id.
+        which: Of rows that repeat a (user, item) pair the latest is kept (`last`; ties and no times: the last in the
+            file), the earliest (`first`; likewise the first), or the one with the highest rating (`max`; ties: the
+            last).
+        notes: What the reader dropped before, in words.
+
+    Raises:
+        DataError: As :func:`from_raw`; repeated pairs without ratings and `which` is `max`.
+    """
+    n = len(users.codes)
+    columns = {"users": n, "items": len(items.codes)}
+    others = {"ratings": ratings, "timestamps": timestamps, "labels": labels}
+    columns |= {key: len(value) for key, value in others.items() if value is not None}
+    coded = {"markets": markets, "owners": owners}
+    columns |= {key: len(value.codes) for key, value in coded.items() if value is not None}
     if len(set(columns.values())) > 1:
         listed = ", ".join(f"{column}: {length}" for column, length in columns.items())
         raise DataError(f"{name}: the columns have unequal lengths ({listed})")
@@ -222,59 +310,113 @@ def from_raw(
             raise DataError(f"{name}: ratings must be numbers, not {ratings.dtype}")
         if (bad := np.flatnonzero(~np.isfinite(ratings))).size:
             raise DataError(f"{name}: row {bad[0]}: the rating is not a finite number")
-        ratings = ratings.astype(np.float32)
+        ratings = ratings.astype(np.float32, copy=False)
     if timestamps is not None:
         timestamps = _whole_numbers(timestamps, f"{name}: timestamps")
     if labels is not None and (bad := np.flatnonzero(~np.isin(labels, (0, 1, 2)))).size:
         raise DataError(f"{name}: row {bad[0]}: the split is {labels[bad[0]]}; 0 (train), 1 (validation) or 2 (test)")
 
-    if catalogue is not None:
-        items_raw = np.concatenate([items_raw.astype(str), np.array(list(catalogue), dtype=str)])
-    original_ids = users_raw.astype(str)
-    if markets is not None:
-        users_raw = _ids_of_users(name, users_raw, markets)
-    users, user_ids = _dense(users_raw)
-    first_row = np.unique(users, return_index=True)[1]
-    items, item_ids = _dense(items_raw)
-    items = items[:n]
+    named = users if markets is None else _ids_of_users(name, users, markets)
+    user_numbers, user_ids = _dense(named)
+    item_numbers, item_ids = _dense(items, catalogue or ())
+    a_row = np.empty(len(user_ids), dtype=np.int64)  # of each user: any will do
+    a_row[user_numbers] = np.arange(n)
 
-    keep = _last_of_each_pair(users, items, len(item_ids), timestamps)
+    keep = _one_of_each_pair(user_numbers, item_numbers, len(item_ids), timestamps, ratings, which)
     dropped = n - int(keep.sum())
     notes = tuple(notes)
     if dropped:
-        notes += (f"{dropped} repeated (user, item) pair{'s' * (dropped > 1)}: the last was kept",)
+        kept = {"last": "the last", "first": "the first", "max": "the highest rating"}[which]
+        notes += (f"{dropped} repeated (user, item) pair{'s' * (dropped > 1)}: {kept} was kept",)
+
+    def kept_rows(column: np.ndarray | None) -> np.ndarray | None:
+        return column if column is None or not dropped else column[keep]
 
     return Interactions(
         name=name,
-        users=users[keep],
-        items=items[keep],
-        ratings=None if ratings is None else ratings[keep],
-        timestamps=None if timestamps is None else timestamps[keep],
+        users=user_numbers[keep] if dropped else user_numbers,
+        items=item_numbers[keep] if dropped else item_numbers,
+        ratings=kept_rows(ratings),
+        timestamps=kept_rows(timestamps),
         user_ids=user_ids,
         item_ids=item_ids,
         item_titles=None if item_titles is None else _looked_up(item_titles, item_ids),
-        item_genres=None if item_genres is None else tuple(tuple(item_genres.get(i, ())) for i in item_ids),
+        item_genres=None if item_genres is None else tuple(tuple(item_genres.get(i, ())) for i in item_ids.tolist()),
         user_columns={
-            column: _looked_up(values, original_ids[first_row]) for column, values in (user_columns or {}).items()
+            column: _looked_up(values, np.array(users.texts)[users.codes[a_row]])
+            for column, values in (user_columns or {}).items()
         },
-        user_markets=None if markets is None else markets[first_row],
-        labels=None if labels is None else labels[keep].astype(np.int8),
-        owner=None if owners is None else _owner(name, users, user_ids, owners),
+        user_markets=None if markets is None else np.array(markets.texts)[markets.codes[a_row]],
+        labels=None if labels is None else kept_rows(labels.astype(np.int8)),
+        owner=None if owners is None else _owner(name, user_numbers, user_ids, owners),
         notes=notes,
     )
 
 
-def _ids_of_users(name: str, ids: np.ndarray, markets: np.ndarray) -> np.ndarray:
+def subset(data: Interactions, keep: np.ndarray, catalogue: Iterable[str] = ()) -> Interactions:
+    """The data set of some of the rows. Users without a row are left out, and items that `catalogue` does not name.
+
+    Args:
+        data: A data set.
+        keep: True for the rows to keep (n,).
+        catalogue: Ids of items that stay without a row, where the data set has them.
+    """
+    users, items = data.users[keep], data.items[keep]
+    has_row, of_catalogue = np.zeros(data.n_users, dtype=bool), np.isin(data.item_ids, np.array(list(catalogue), str))
+    has_row[users] = True
+    of_catalogue[items] = True
+    user_places, item_places = (
+        _places(ids, kept) for ids, kept in ((data.user_ids, has_row), (data.item_ids, of_catalogue))
+    )
+    user_number, item_number = _inverse(user_places, data.n_users), _inverse(item_places, data.n_items)
+
+    def of(column: np.ndarray | None, where: np.ndarray) -> np.ndarray | None:
+        return None if column is None else column[where]
+
+    owner = of(data.owner, user_places)
+    return replace(
+        data,
+        users=user_number[users],
+        items=item_number[items],
+        ratings=of(data.ratings, keep),
+        timestamps=of(data.timestamps, keep),
+        labels=of(data.labels, keep),
+        user_ids=data.user_ids[user_places],
+        item_ids=data.item_ids[item_places],
+        item_titles=of(data.item_titles, item_places),
+        item_genres=None if data.item_genres is None else tuple(data.item_genres[place] for place in item_places),
+        user_columns={name: column[user_places] for name, column in data.user_columns.items()},
+        user_markets=of(data.user_markets, user_places),
+        # A client all of whose users are gone has no number.
+        owner=None if owner is None else np.unique(owner, return_inverse=True)[1].astype(np.int64),
+    )
+
+
+def _places(ids: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Where the ids that are kept stand, in their order: without the others all may be integers."""
+    place = {text: number for number, text in zip(np.flatnonzero(kept).tolist(), ids[kept].tolist(), strict=True)}
+    return np.array([place[text] for text in in_order(place)], dtype=np.int64)
+
+
+def _inverse(places: np.ndarray, n: int) -> np.ndarray:
+    number = np.full(n, -1, dtype=np.int64)
+    number[places] = np.arange(len(places))
+    return number
+
+
+def _ids_of_users(name: str, users: Coded, markets: Coded) -> Coded:
     """The id of each row's user: as given, or with the market where an id occurs in two of them, (n,)."""
-    if (bad := np.flatnonzero(np.char.find(markets, "/") >= 0)).size:
-        raise DataError(f"{name}: row {bad[0]}: the name of the market holds a '/', which is kept for user ids")
-    users, market = _dense(ids)[0], _dense(markets)[0]
-    if len(np.unique(users * (market.max() + 1) + market)) == users.max() + 1:
-        return ids
-    return np.array([f"{where}/{user}" for where, user in zip(markets, ids, strict=True)])
+    if bad := [number for number, text in enumerate(markets.texts) if "/" in text]:
+        row = np.flatnonzero(np.isin(markets.codes, bad))[0]
+        raise DataError(f"{name}: row {row}: the name of the market holds a '/', which is kept for user ids")
+    count = len(markets.texts)
+    pairs, codes = np.unique(users.codes.astype(np.int64) * count + markets.codes, return_inverse=True)
+    if len(pairs) == len(users.texts):
+        return users
+    return Coded(codes, [f"{markets.texts[pair % count]}/{users.texts[pair // count]}" for pair in pairs.tolist()])
 
 
-def _owner(name: str, users: np.ndarray, user_ids: np.ndarray, owners: np.ndarray) -> np.ndarray:
+def _owner(name: str, users: np.ndarray, user_ids: np.ndarray, owners: Coded) -> np.ndarray:
     """The client of each user, (n_users,)."""
     clients = _dense(owners)[0]
     owner = np.empty(len(user_ids), dtype=np.int64)
@@ -285,4 +427,4 @@ def _owner(name: str, users: np.ndarray, user_ids: np.ndarray, owners: np.ndarra
 
 
 def _looked_up(values: Mapping[str, str], ids: np.ndarray) -> np.ndarray:
-    return np.array([values.get(i, "") for i in ids], dtype=str)
+    return np.array([values.get(i, "") for i in ids.tolist()], dtype=str)

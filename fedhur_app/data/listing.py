@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedhur_app.data import catalog
 from fedhur_app.data.catalog import DATASETS, DOWNLOADS, DataSet, data_home
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.store import is_data_set, read_card
@@ -34,8 +35,7 @@ def known(home: Path | None = None) -> list[Listed]:
 def imported(home: Path | None = None) -> list[Listed]:
     """Data sets in `home` that the catalogue does not know, by name."""
     home = data_home() if home is None else home
-    folders = sorted(path.parent for path in home.glob("*/card.json")) if home.is_dir() else []
-    return [_imported(folder) for folder in folders if folder.name not in DATASETS and not folder.name.startswith(".")]
+    return [_imported(home / name) for name in catalog.imported(home)]
 
 
 def _imported(folder: Path) -> Listed:

@@ -12,9 +12,10 @@ import numpy as np
 from fedhur_app.data.archives import Archive, Counts
 from fedhur_app.data.download import Say
 from fedhur_app.data.errors import DataError
-from fedhur_app.data.formats import ML_100K_GENRES, read_grouplens_100k, read_recbole
+from fedhur_app.data.formats import read_grouplens_100k, read_recbole
 from fedhur_app.data.interactions import Interactions
 from fedhur_app.data.partition import OTHER_MARKET
+from fedhur_app.data.reading.details import ML_100K_GENRES
 
 _FOLDER = "https://files.grouplens.org/datasets/movielens"
 # The publisher's server also answers without encryption, which helps where its certificate is not accepted; what it

@@ -217,7 +217,7 @@ def test_a_disk_that_fills_up_keeps_what_arrived(web, get, monkeypatch):
         if done >= 1 << 19:
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(DataError, match="No space left on device.*make room"):
+    with pytest.raises(DataError, match=r"No space left on device.*make room"):
         get(meter=full)
     assert get.part.stat().st_size >= 1 << 19
     get()
@@ -330,7 +330,7 @@ def test_a_published_checksum_that_cannot_be_had_is_an_error(web):
     with pytest.raises(DownloadError, match="404"):
         published_md5(f"{web.address}/none.md5")
     web.codes = [503]
-    with pytest.raises(DownloadError, match="cannot be read.*503"):
+    with pytest.raises(DownloadError, match=r"cannot be read.*503"):
         published_md5(f"{web.address}/page.md5")
 
 
