@@ -14,7 +14,7 @@ from typing import Any
 import platformdirs
 
 from fedhur_app.data import markets, movielens, public, synthetic
-from fedhur_app.data.archives import Archive, Reading, Verified, by_hand, obtain, sha256_of
+from fedhur_app.data.archives import Archive, Reading, by_hand, obtain, sha256_of
 from fedhur_app.data.download import DownloadError, Say, only_one
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import Interactions
@@ -220,7 +220,7 @@ def fetch(
             publish(finished, folder, is_data_set)
             if archive is not None and file is None:
                 archive.unlink(missing_ok=True)
-            say(f"{name} is in {folder}")
+            say(f"{name} is in {folder}: {data.n_users} users, {data.n_items} items, {len(data)} interactions")
     return folder
 
 
@@ -273,26 +273,29 @@ def _build(
     if entry.read is not None:
         return entry.read(verified.path, work), card, verified.path
     assert entry.reading is not None
-    data, more = _read(entry.name, entry.reading, verified)
+    # Read from a folder of its own: files that lie beside an archive by chance must not become part of the data.
+    alone = work / archive.file
+    alone.symlink_to(verified.path.resolve())
+    data, more = _read(entry.name, entry.reading, alone, verified.expected)
     return data, more | card, verified.path
 
 
-def _read(name: str, reading: Reading, verified: Verified) -> tuple[Interactions, dict[str, Any]]:
+def _read(name: str, reading: Reading, archive: Path, expected: bool) -> tuple[Interactions, dict[str, Any]]:
     """Read an archive, compare it with what was published, and leave out what the filters leave out."""
     # Not at the top: what imports files has to know the names of the catalogue.
     from fedhur_app.data.importing import ImportOptions, import_file
 
-    read = import_file(verified.path, name, ImportOptions(**reading.options))
+    read = import_file(archive, name, ImportOptions(**reading.options))
     card: dict[str, Any] = {}
-    if reading.counts is not None and verified.expected:
+    if reading.counts is not None and expected:
         if difference := reading.counts.difference(read.data):
             raise DataError(
-                f"{name}: {difference}. {verified.path} has the right checksum, so it was read wrongly; no data set "
+                f"{name}: {difference}. {archive.name} has the right checksum, so it was read wrongly; no data set "
                 "was made. Please report this"
             )
         card["published"] = reading.counts.as_card()
     if reading.filters:
-        read = import_file(verified.path, name, ImportOptions(**reading.options, **reading.filters))
+        read = import_file(archive, name, ImportOptions(**reading.options, **reading.filters))
     return read.data, read.report.as_card() | card
 
 

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -11,7 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from fedhur_app.cli import app
 from fedhur_app.data import archives, catalog, importing, movielens, public, store
 from fedhur_app.data.archives import Archive, Counts, Reading, obtain
 from fedhur_app.data.catalog import DATASETS, fetch, load_dataset
@@ -24,7 +27,7 @@ from tests.data.web import everything, offer, unreachable
 
 
 def zipped(**members):
-    """A zip archive; names have - for / and _ for . in keywords' place, so they come as a mapping."""
+    """A zip archive of texts and bytes by name."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in members.items():
@@ -152,6 +155,17 @@ def test_both_readings_of_book_crossing(web, monkeypatch, tmp_path):
     # Of the ten books of a user three or four have (user + book) % 3 == 0; at least six ratings are left to each.
     assert (rated.n_users, len(np.unique(rated.items)), len(rated)) == (12, 10, len(explicit) - 1)
     assert sorted(set(rated.ratings.tolist())) == [1.0, 2.0]
+
+
+def test_what_lies_beside_an_archive_by_chance_is_not_read(web, monkeypatch, tmp_path):
+    content = amazon()
+    archive = offer(web, monkeypatch, "amazon-beauty", content, Reading(counts=TINY))
+    (tmp_path / archive.file).write_bytes(content)
+    (tmp_path / "meta_Beauty.json").write_text('{"asin": "B00999", "title": "Soap"}\n')
+    fetch("amazon-beauty", tmp_path / "home", lambda line: None, tmp_path / archive.file)
+    data = load_dataset("amazon-beauty", tmp_path / "home")
+    assert data.item_ids.tolist() == ["B0030", "B00500", "B007"]
+    assert data.item_titles is None
 
 
 @pytest.mark.parametrize(
@@ -304,29 +318,28 @@ KILLED = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from fedhur_app.data import catalog, importing
+from fedhur_app.data import catalog
 from fedhur_app.data.archives import Archive, Reading
 
-step, home, address, checksum = sys.argv[1:]
+home, address, checksum = sys.argv[1:]
 
 def hang(*_, **__):
     print("at it", flush=True)
     time.sleep(60)
 
-setattr(importing if step == "import_file" else catalog, step, hang)
+catalog.publish = hang
 entry = catalog.DATASETS["ml-1m"]
 catalog.DATASETS["ml-1m"] = replace(entry, archive=Archive((address,), checksum), reading=Reading())
 catalog.fetch("ml-1m", Path(home), lambda line: None)
 """
 
 
-@pytest.mark.parametrize("step", ["import_file", "publish"])
-def test_a_killed_process_leaves_nothing_that_is_in_the_way(web, monkeypatch, tmp_path, step):
+def test_a_killed_process_leaves_nothing_that_is_in_the_way(web, monkeypatch, tmp_path):
     archive = offer(web, monkeypatch, "ml-1m", ml_1m(), Reading(counts=TINY))
-    words = [sys.executable, "-c", KILLED, step, str(tmp_path), archive.addresses[0], archive.checksum]
+    words = [sys.executable, "-c", KILLED, str(tmp_path), archive.addresses[0], archive.checksum]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"at it\n"
-        assert "downloads/ml-1m.zip.work" in everything(tmp_path)
+        assert "downloads/ml-1m.zip.work/finished/card.json" in everything(tmp_path)
         process.kill()
     assert not (tmp_path / "ml-1m").exists()
     said = []
@@ -388,3 +401,19 @@ def test_nobody_answers(monkeypatch, tmp_path):
         "lastfm --file PATH/hetrec2011-lastfm-2k.zip",
     ]
     assert everything(tmp_path) == []
+
+
+def test_the_commands_fetch_from_the_disk_and_list(web, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDHUR_DATA", str(tmp_path / "home"))
+    offer(web, monkeypatch, "ml-1m", ml_1m(), Reading(counts=TINY))
+    (tmp_path / "a.zip").write_bytes(ml_1m())
+    shown = CliRunner().invoke(app, ["data", "fetch", "ml-1m", "--file", str(tmp_path / "a.zip")])
+    assert shown.exit_code == 0, shown.output
+    assert f"ml-1m: {tmp_path / 'home' / 'ml-1m'}" in shown.output
+    assert web.asked == []
+    shown = CliRunner().invoke(app, ["data", "list"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0, shown.output
+    lines = {line.split()[0]: line for line in shown.output.splitlines()}
+    assert re.search(r"MovieLens 1M.* fetched *$", lines["ml-1m"])
+    assert re.search(r" 249.8 MiB +not fetched *$", lines["ml-25m"])
+    assert str(tmp_path / "home") in shown.output
