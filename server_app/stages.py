@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -141,7 +142,7 @@ class StageRunner:
         """Send requests without waiting; the bytes count for `result`. Returns the calls by message id."""
         calls = {}
         for client, content in sorted(requests.items()):
-            messages = self._messages(stage, round_, {client: content}, result)
+            messages = list(self._messages(stage, round_, {client: content}, result))
             for message_id in self.grid.push_messages(messages):
                 calls[message_id] = Call(client, round_, time.monotonic())
         return calls
@@ -188,26 +189,19 @@ class StageRunner:
         _add(result.bytes_up, bytes_by_record(message.content))
         return True
 
-    def _messages(self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult) -> list[Message]:
-        encoded: dict[int, RecordDict] = {}
-        sizes: dict[int, dict[str, int]] = {}
-        messages = []
+    def _messages(
+        self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult
+    ) -> Iterator[Message]:
+        """The messages, each encoded when it is taken: in one process they need not all be in memory at once."""
+        uses = Counter(id(content) for content in requests.values())
+        shared: dict[int, RecordDict] = {}
         for client, content in sorted(requests.items()):
             key = id(content)
-            if key not in encoded:
-                encoded[key] = encode(content)
-                sizes[key] = bytes_by_record(encoded[key])
-            _add(result.bytes_down, sizes[key])
-            messages.append(
-                Message(
-                    encoded[key],
-                    self.nodes[client],
-                    stage,
-                    ttl=self.timeout,
-                    group_id=f"round-{round_}",
-                )
-            )
-        return messages
+            encoded = shared[key] if key in shared else encode(content)
+            if uses[key] > 1:
+                shared[key] = encoded
+            _add(result.bytes_down, bytes_by_record(encoded))
+            yield Message(encoded, self.nodes[client], stage, ttl=self.timeout, group_id=f"round-{round_}")
 
     def report(self, result: StageResult, asked: int, label: str) -> None:
         """The log line of a stage."""

@@ -22,7 +22,7 @@ from fedhur_app.data.reading.details import (
     read_items,
     read_users,
 )
-from fedhur_app.data.reading.dialect import SEPARATOR_NAMES, sample_cells
+from fedhur_app.data.reading.dialect import SEPARATOR_NAMES, records
 from fedhur_app.data.reading.others import json_keys, read_json_lines, read_parquet, read_sequences
 from fedhur_app.data.reading.rows import frames
 from fedhur_app.data.reading.sources import Source, Text, find_source, open_text
@@ -314,11 +314,8 @@ def _read_text(source: Source, name: str, options: ReadOptions) -> tuple[Interac
     wanted = [each for each in given.values() if each is not None]
     dialect = layout_dialect(source, sample, known.layout, wanted)
     names = known.layout.names or dialect.header
-    rows = [
-        cells
-        for cells in (sample_cells(dialect, line) for line in sample[dialect.header is not None :])
-        if len(cells) == dialect.columns
-    ]
+    rows = records(dialect, sample)[dialect.header is not None :]
+    rows = [cells for cells in rows if len(cells) == dialect.columns]
     if names is None and known.format in ("csv", "amazon"):
         given = _of_amazon(given, rows)
     numbers = find_columns(str(source), names, rows, given, dialect.columns)

@@ -1,15 +1,17 @@
 """Files that are either whole or absent: npz archives with a format mark, data sets, folders published by rename."""
 
 import json
+import math
 import os
 import shutil
+import struct
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import polars as pl
@@ -17,8 +19,11 @@ import polars as pl
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import Interactions
 
+# Sizes in bytes: a zip member's fixed header, and the extra field that zipfile adds for members of any size.
+_LOCAL_HEADER, _ZIP64_EXTRA = 30, 20
+_ALIGNMENT = 64
 # numpy answers foreign and damaged content in as many ways, and none of them names the file.
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, AttributeError, TypeError)
+_UNREADABLE = (zipfile.BadZipFile, struct.error, ValueError, OSError, EOFError, AttributeError, TypeError)
 _DATA_SET = "fedhur-dataset 1"
 _FILES = ("interactions.parquet", "users.parquet", "items.parquet", "card.json")
 # Columns of the tables, and the attributes of Interactions that they hold.
@@ -30,6 +35,9 @@ _USER_TABLE = {"id", *_OF_USERS}
 def write_npz(path: Path, form: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays to `path` with a mark of their form; a reader never sees half a file.
 
+    It is an ordinary .npz file without compression, in which the values of each array begin at a multiple of 64 bytes,
+    so that :func:`read_npz` can map them into memory.
+
     Args:
         path: File to write; its folder must exist.
         form: Name and version of the layout, for :func:`read_npz` to compare.
@@ -37,17 +45,29 @@ def write_npz(path: Path, form: str, arrays: Mapping[str, np.ndarray]) -> None:
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
-        with os.fdopen(handle, "wb") as file:
-            content: dict[str, Any] = {"form": np.array(form), **arrays}
-            np.savez(file, allow_pickle=False, **content)
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in {"form": np.array(form), **arrays}.items():
+                member = zipfile.ZipInfo(f"{name}.npy")
+                member.extra = _padding(file.tell() + _LOCAL_HEADER + len(member.filename) + _ZIP64_EXTRA)
+                with archive.open(member, "w", force_zip64=True) as content:
+                    np.lib.format.write_array(content, np.asarray(array, order="C"), allow_pickle=False)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
 
 
+def _padding(offset: int) -> bytes:
+    """An extra field of a zip member (that readers pass over) after which `offset` is a multiple of 64."""
+    missing = -(offset + 4) % _ALIGNMENT
+    return struct.pack(f"<HH{missing}x", 0xD935, missing)
+
+
 def read_npz(path: Path, form: str) -> dict[str, np.ndarray]:
-    """Read all arrays that :func:`write_npz` wrote.
+    """Map all arrays that :func:`write_npz` wrote into memory.
+
+    Their pages belong to the file: processes share them, and the system takes them back when memory is short. Writing
+    to an array changes the copy in this process only. The checksums of the file are compared once, here.
 
     Raises:
         DataError: The file is missing, damaged, or holds something else; the text names it.
@@ -55,9 +75,8 @@ def read_npz(path: Path, form: str) -> dict[str, np.ndarray]:
     if path.is_dir():
         raise DataError(f"{path} is a folder, not a file")
     try:
-        # Opened here, because np.load leaves a damaged file open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            arrays = {member.filename.removesuffix(".npy"): _mapped(file, member) for member in archive.infolist()}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; prepare or fetch the data again") from None
     except PermissionError:
@@ -69,6 +88,33 @@ def read_npz(path: Path, form: str) -> dict[str, np.ndarray]:
     if found != form:
         raise DataError(f"{path} is not a '{form}' file (it says '{found}'); delete it and try again")
     return arrays
+
+
+def _mapped(file: BinaryIO, member: zipfile.ZipInfo) -> np.ndarray:
+    """One array of an .npz file, mapped into memory (or read, where it is compressed, empty or holds no numbers).
+
+    Raises:
+        ValueError: The bytes are not those that were written, or no array of plain values.
+    """
+    file.seek(member.header_offset)
+    header = struct.unpack("<4s22x2H", file.read(_LOCAL_HEADER))
+    start = member.header_offset + _LOCAL_HEADER + header[1] + header[2]
+    if header[0] != b"PK\3\4" or member.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("not the form that write_npz writes")
+    file.seek(start)
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError(f"unknown version of the array format: {version}")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    offset = file.tell()
+    end = offset + math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or fortran or end != start + member.file_size:
+        raise ValueError("not an array of plain values, or of another size than it says")
+    whole = np.memmap(file, np.uint8, "c", start, (member.file_size,))
+    if zlib.crc32(whole.data) != member.CRC:
+        raise ValueError("checksum")
+    # A plain array over the same pages: memmap's own class would follow every slice.
+    return np.ndarray(shape, dtype, buffer=whole, offset=offset - start)
 
 
 @contextmanager

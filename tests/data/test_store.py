@@ -8,7 +8,7 @@ import pytest
 from fedhur_app.data import markets
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import from_raw
-from fedhur_app.data.store import is_data_set, load_interactions, read_card, save_interactions
+from fedhur_app.data.store import is_data_set, load_interactions, read_card, read_npz, save_interactions, write_npz
 
 ARRAYS = ("users", "items", "ratings", "timestamps", "user_ids", "item_ids", "item_titles", "user_markets")
 
@@ -108,3 +108,47 @@ def test_a_card_of_another_form_is_refused(tmp_path):
     (tmp_path / "card.json").write_text(json.dumps(card | {"form": "fedhur-dataset 99"}))
     with pytest.raises(DataError, match="this version"):
         load_interactions(tmp_path)
+
+
+NPZ = {
+    "numbers": np.arange(1000),
+    "text": np.array(["é", "two"]),
+    "empty": np.zeros((0, 3), dtype=np.float32),
+    "one": np.float64(2.5),
+    "turned": np.arange(6).reshape(2, 3).T,
+}
+
+
+def test_an_npz_file_is_mapped_and_numpy_reads_it_too(tmp_path):
+    path = tmp_path / "x.npz"
+    write_npz(path, "test 1", NPZ)
+    found = read_npz(path, "test 1")
+    with np.load(path) as plain:
+        for name, value in NPZ.items():
+            assert np.array_equal(found[name], value)
+            assert np.array_equal(plain[name], value)
+            assert found[name].ctypes.data % 64 == 0
+    # A change stays in this process.
+    found["numbers"][0] = 7
+    assert read_npz(path, "test 1")["numbers"][0] == 0
+
+
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.9])
+def test_a_flipped_bit_is_found(tmp_path, place):
+    path = tmp_path / "x.npz"
+    write_npz(path, "test 1", {"numbers": np.arange(1000)})
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.npz is damaged"):
+        read_npz(path, "test 1")
+
+
+def test_only_plain_arrays_are_read(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, form=np.array("test 1"), numbers=np.arange(9))
+    with pytest.raises(DataError, match="is damaged or is not a test file"):
+        read_npz(path, "test 1")
+    np.savez(path, form=np.array("test 1"), numbers=np.array([{}], dtype=object))
+    with pytest.raises(DataError, match="is damaged or is not a test file"):
+        read_npz(path, "test 1")

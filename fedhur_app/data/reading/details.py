@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.reading.columns import NAMES, plain_name
-from fedhur_app.data.reading.dialect import Dialect, find_dialect
+from fedhur_app.data.reading.dialect import SEPARATORS, Dialect, find_dialect
 from fedhur_app.data.reading.others import json_keys, json_object
 from fedhur_app.data.reading.rows import frames
 from fedhur_app.data.reading.sources import Source, open_text
@@ -112,7 +112,8 @@ def read_items(source: Source, layout: Layout, on_bad_line: Literal["error", "sk
         elif genre is not None:
             genres[cells[identifier]] = cells[genre].split() if layout.recbole else _genres(cells[genre])
         tally.rows += 1
-    tally.settle(problems)
+    tally.note(problems)
+    tally.settle()
     tally.finish()
     with_genres = flags or genre is not None
     return Items(tuple(ids), titles if title is not None else None, genres if with_genres else None), tally
@@ -164,7 +165,8 @@ def read_users(
         for number, name in known.items():
             columns[name][user] = "" if cells[number].lower() in _UNKNOWN else cells[number]
         tally.rows += 1
-    tally.settle(problems)
+    tally.note(problems)
+    tally.settle()
     tally.finish()
     return Users(columns, markets if place is not None else None), tally
 
@@ -180,6 +182,8 @@ def _table(source: Source, layout: Layout, tally: Tally) -> tuple[tuple[str, ...
     if sample and sample[0].lstrip().startswith("{"):
         keys = json_keys(sample)
         return tuple(keys), _objects(text.batches, text.line_end, keys, tally)
+    if layout.separator is None and not any(mark in line for line in sample for mark in SEPARATORS):
+        layout = replace(layout, separator="\t")  # one id a line
     dialect = layout_dialect(source, sample, layout)
     names = (
         layout.names or dialect.header or _GUESSED.get(dialect.columns) or _GUESSED[3] + ("",) * (dialect.columns - 3)
@@ -198,11 +202,10 @@ def layout_dialect(source: Source, sample: Sequence[str], layout: Layout, wanted
     Raises:
         DataError: No separator fits, or the header is not what it has to be.
     """
-    one_column = layout.separator is None and not any(mark in line for line in sample for mark in "\t;,|")
     dialect = find_dialect(
         str(source),
         sample,
-        separator=layout.separator if not one_column or layout.names else "\t",
+        separator=layout.separator,
         quote=layout.quote,
         escape=layout.escape,
         header=layout.header,
@@ -229,7 +232,7 @@ def _objects(
                 continue
             content = json_object(line)
             if content is None:
-                tally.settle([(number, "", "not an object in JSON")])
+                tally.note([(number, "", "not an object in JSON")])
                 continue
             yield number, [_flat(content.get(key)) for key in keys]
 

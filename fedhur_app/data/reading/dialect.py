@@ -1,9 +1,10 @@
 """How a delimited text is written: separator, quotes, whether the first line is a header. Found from a sample."""
 
 import csv
+import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedhur_app.data.errors import DataError
@@ -14,6 +15,8 @@ from fedhur_app.data.reading.columns import is_known
 SEPARATORS = ("\t", "::", ";", ",", "|", " ")
 SEPARATOR_NAMES = {"\t": "tab", "::": "::", ";": "semicolon", ",": "comma", "|": "|", " ": "blank"}
 _ALIKE = 0.8
+# A quote that is not closed within so many lines is damage, not a long cell.
+MOST_LINES = 200
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _NO_NAME = {"", "nan", "inf", "-inf", "+inf", "infinity", "-infinity", "null", "none", "na", "n/a", "\\n"}
 
@@ -36,33 +39,46 @@ class Dialect:
     escape: bool = False
     header: tuple[str, ...] | None = None
 
-    def cells(self, line: str) -> list[str]:
-        """The cells of a line that stands alone.
 
-        Raises:
-            csv.Error: Quotes in the line do not fit.
-        """
-        if self.quote and self.quote in line:
-            return next(reader(self, [line.strip(" ") if self.separator == " " else line]))
-        if self.separator == " ":
-            return re.split(" +", line.strip(" "))
-        return line.split(self.separator)
+def record(dialect: Dialect, lines: Sequence[str], position: int) -> tuple[list[str], int, bool]:
+    """The record that begins in a line; with quotes it may go on in the next ones.
 
-    def cell_name(self, column: int) -> str:
-        """How to call a column in a message."""
-        return self.header[column] if self.header is not None else str(column + 1)
+    Args:
+        dialect: The form of the text.
+        lines: Lines without their ends.
+        position: Of the first line of the record.
 
-
-def reader(dialect: Dialect, lines: Iterable[str]) -> "csv._reader":  # type: ignore[name-defined]
-    """Python's CSV reader of a dialect with quotes."""
-    return csv.reader(
-        lines,
+    Returns:
+        Its cells, [] if its quotes do not fit; the number of lines it takes; whether it would fit if more lines came.
+    """
+    line = lines[position]
+    if dialect.separator == " ":
+        line = line.strip(" ")
+    if not dialect.quote or dialect.quote not in line:
+        return re.split(" +", line) if dialect.separator == " " else line.split(dialect.separator), 1, False
+    end = min(position + MOST_LINES, len(lines))
+    reader = csv.reader(
+        (each + "\n" for each in (line, *itertools.islice(lines, position + 1, end))),
         delimiter=dialect.separator,
         quotechar=dialect.quote,
         escapechar="\\" if dialect.escape else None,
         skipinitialspace=dialect.separator == " ",
         strict=True,
     )
+    try:
+        return next(reader), reader.line_num, False
+    except csv.Error:
+        return [], 1, reader.line_num == end - position < MOST_LINES
+
+
+def records(dialect: Dialect, lines: Sequence[str]) -> list[list[str]]:
+    """The cells of all records of a sample, without blanks around them; [] where quotes do not fit."""
+    found, position = [], 0
+    while position < len(lines):
+        cells, used, _ = record(dialect, lines, position)
+        found.append([cell.strip() for cell in cells])
+        position += used
+    return found
 
 
 def _without_quotes(separator: str) -> bool:
@@ -89,7 +105,8 @@ def find_dialect(
 
     So a first line of data is never taken for a header as long as it holds a number or looks like its column. Ids that
     look like those below them (letters and digits in the same places) are data in any case. A header of unknown names
-    above columns of text only cannot be told from data, and counts as data.
+    above columns of text only cannot be told from data, and counts as data; so does a line with an unknown name that
+    is digits for the greater part.
 
     Args:
         name: Of the file, for messages.
@@ -108,11 +125,11 @@ def find_dialect(
     found: list[tuple[float, int, str]] = []
     for each in SEPARATORS if separator is None else (separator,):
         dialect = Dialect(each, 0, "" if _without_quotes(each) else '"' if quote is None else quote, escape)
-        counts = Counter(map(_count(dialect), sample))
+        counts = Counter(map(len, records(dialect, sample)))
         # Of counts that are equally frequent the one of the earlier line.
         cells, lines = counts.most_common(1)[0]
         if cells >= 2 or separator is not None:
-            found.append((lines / len(sample), max(cells, 1), each))
+            found.append((lines / counts.total(), max(cells, 1), each))
     if not found:
         raise DataError(
             f"{name}: no separator found (tab, comma, semicolon, ::, | or blank); is this a table with one interaction "
@@ -127,8 +144,8 @@ def find_dialect(
             "interaction a line? Choose the format with --format (sequence: a line is a user and then items)"
         )
     dialect = Dialect(separator, columns, "" if _without_quotes(separator) else '"' if quote is None else quote, escape)
-    first = sample_cells(dialect, sample[0])
-    rows = [cells for cells in (sample_cells(dialect, line) for line in sample[1:]) if len(cells) == columns]
+    first, *below = records(dialect, sample)
+    rows = [cells for cells in below if len(cells) == columns]
     if header is None:
         header = len(first) == columns and is_header(first, rows, wanted)
     if not header:
@@ -150,6 +167,8 @@ def is_header(first: Sequence[str], rows: Sequence[Sequence[str]], wanted: Seque
         return True
     if any(is_known(cell) for cell in first):
         return True
+    if any(2 * sum(map(str.isdigit, cell)) >= len(cell) for cell in first):
+        return False
     below = list(zip(*rows, strict=True))
     if any(_looks_alike(cell, column) for cell, column in zip(first, below, strict=False)):
         return False
@@ -169,15 +188,3 @@ def _looks_alike(cell: str, column: Sequence[str]) -> bool:
 
 def _form(cell: str) -> str:
     return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "9", cell))
-
-
-def _count(dialect: Dialect) -> Callable[[str], int]:
-    return lambda line: len(sample_cells(dialect, line))
-
-
-def sample_cells(dialect: Dialect, line: str) -> list[str]:
-    """The cells of a line without blanks around them; none where quotes do not fit."""
-    try:
-        return [cell.strip() for cell in dialect.cells(line)]
-    except (csv.Error, StopIteration):
-        return []

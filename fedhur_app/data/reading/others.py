@@ -63,7 +63,7 @@ def read_json_lines(text: Text, columns: Mapping[str, str], collector: Collector
             numbers.append(number)
             for role, key in columns.items():
                 cells[role].append(_cell(content.get(key)))
-        tally.settle(problems)
+        tally.note(problems)
         tally.read += len(lines)
         before += len(lines)
         content_of = {role: pl.Series(column, dtype=pl.String).str.strip_chars() for role, column in cells.items()}

@@ -1,17 +1,14 @@
 """From text to cells: frames of some columns with their line numbers. Lines of another form are counted as damaged."""
 
-import csv
 import re
 from collections.abc import Iterator, Mapping
 
 import polars as pl
 
-from fedhur_app.data.reading.dialect import Dialect, reader
+from fedhur_app.data.reading.dialect import Dialect, record
 from fedhur_app.data.reading.sources import Text
 from fedhur_app.data.reading.tally import Tally
 
-# A quote that is not closed within so many lines is damage, not a long cell.
-MOST_LINES = 200
 _ANYTHING = re.compile(r"\S")
 
 Problem = tuple[int, str, str]
@@ -79,7 +76,7 @@ def _plain(
     right = full.select(found == dialect.columns).to_series()
     if not right.all():
         wrong = full.filter(~right).select("line", found.alias("found"))
-        tally.settle((line, "", _cell_count(dialect, cells_found)) for line, cells_found in wrong.iter_rows())
+        tally.note((line, "", _cell_count(dialect, cells_found)) for line, cells_found in wrong.iter_rows())
         full = full.filter(right)
     if dialect.columns == 1:
         parts = full.select("line", pl.struct(cells.alias("field_0")).alias("cells"))
@@ -106,18 +103,10 @@ def _quoted(
             tally.blank += 1
             position += 1
             continue
-        used, problem, cells = 1, "", []
-        if dialect.quote not in line:
-            cells = dialect.cells(line)
-        else:
-            records = reader(dialect, _with_ends(lines, position, dialect))
-            try:
-                cells = next(records)
-                used = records.line_num
-            except csv.Error:
-                if not last and records.line_num == len(lines) - position < MOST_LINES:
-                    break
-                problem = "the quotes do not fit"
+        cells, used, cut = record(dialect, lines, position)
+        if cut and not last:
+            break
+        problem = "" if cells else "the quotes do not fit"
         if not problem and len(cells) != dialect.columns:
             problem = "the quotes do not fit" if used > 1 else _cell_count(dialect, len(cells))
         if not problem and used > 1 and any("\n" in cells[place] for place in places):
@@ -131,15 +120,10 @@ def _quoted(
             column.append(cells[place])
         tally.continued += used - 1
         position += used
-    tally.settle(problems)
+    tally.note(problems)
     content = {name: pl.Series(column, dtype=pl.String) for name, column in zip(wanted, columns, strict=True)}
     frame = pl.DataFrame({"line": pl.Series(numbers, dtype=pl.Int64), **content})
     return frame.with_columns(pl.col(pl.String).str.strip_chars()), position
-
-
-def _with_ends(lines: list[str], start: int, dialect: Dialect) -> Iterator[str]:
-    for place in range(start, min(start + MOST_LINES, len(lines))):
-        yield (lines[place].strip(" ") if dialect.separator == " " else lines[place]) + "\n"
 
 
 def _cell_count(dialect: Dialect, found: int) -> str:

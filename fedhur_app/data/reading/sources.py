@@ -95,7 +95,7 @@ class Source:
                         yield unpacked
                 else:
                     yield plain
-        except DataError:
+        except (DataError, UnicodeDecodeError):
             raise
         except PermissionError:
             raise DataError(f"{self} cannot be read: no permission") from None
@@ -237,7 +237,7 @@ def _refuse_binary(source: Source, start: bytes) -> None:
         if start.startswith(mark):
             raise DataError(f"{source} is not a text file: it is {what}")
     controls = len(start) - len(start.translate(None, _CONTROLS))
-    if start[:2] not in _UTF_16 and controls > 0.02 * len(start):
+    if start[:2] not in _UTF_16 and controls > 0.1 * len(start):
         raise DataError(f"{source} is not a text file (it holds zero bytes or other control characters)")
 
 

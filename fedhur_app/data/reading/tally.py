@@ -31,6 +31,7 @@ class Tally:
         self.read = self.header = self.blank = self.without = self.continued = self.rows = 0
         self.bad: Counter[str] = Counter()
         self.first_bad: list[str] = []
+        self._noted: list[tuple[int, str, str]] = []
         self._skip = on_bad_line == "skip"
 
     @property
@@ -38,18 +39,24 @@ class Tally:
         """Number of damaged lines."""
         return sum(self.bad.values())
 
-    def settle(self, problems: Iterable[tuple[int, str, str]]) -> None:
-        """Count the damaged lines of a batch, each once.
+    def note(self, problems: Iterable[tuple[int, str, str]]) -> None:
+        """Remember damaged lines until :meth:`settle`: the first one of a batch is not known before its end.
 
         Args:
             problems: Line, column ("" for the line as a whole) and what is wrong.
+        """
+        self._noted += problems
+
+    def settle(self) -> None:
+        """Count the damaged lines that were noted, each once.
 
         Raises:
             DataError: There is one, and damaged lines are errors.
         """
+        noted, self._noted = self._noted, []
         seen = set()
         # Sorted by line only: of two problems of one line the one that was found first counts.
-        for line, column, what in sorted(problems, key=lambda problem: problem[0]):
+        for line, column, what in sorted(noted, key=lambda problem: problem[0]):
             if line in seen:
                 continue
             seen.add(line)

@@ -105,8 +105,9 @@ class Collector:
             problems += _unreadable(frame, "time", numbers["time"], self._names["time"])
         if numbers:
             frame = frame.with_columns(**numbers)
+        self.tally.note(problems)
+        self.tally.settle()
         if problems:
-            self.tally.settle(problems)
             bad = pl.Series(sorted({line for line, _, _ in problems}), dtype=pl.Int64)
             frame = frame.filter(~pl.col("line").is_in(bad.implode()))
         self.tally.rows += frame["line"].n_unique() if several else len(frame)
@@ -172,11 +173,11 @@ def _bad_ids(frame: pl.DataFrame, role: str, name: str) -> list[Problem]:
 def _wrong_id(text: str | None, what: str) -> str:
     if not text:
         return f"the {what} is empty"
-    return (
-        f"the {what} holds a '/', which is kept for user ids"
-        if "/" in text and what == "name"
-        else (f"the {what} holds a zero byte or another control character")
-    )
+    if len(text.encode()) > _LONGEST:
+        return f"the {what} is longer than {_LONGEST} bytes"
+    if what == "name" and "/" in text:
+        return "the name holds a '/', which is kept for user ids"
+    return f"the {what} holds a zero byte or another control character"
 
 
 def _unreadable(frame: pl.DataFrame, role: str, values: pl.Series, name: str) -> list[Problem]:
