@@ -7,17 +7,18 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import platformdirs
 
 from fedhur_app.data import markets, movielens, public, synthetic
 from fedhur_app.data.archives import Archive, Reading, by_hand, obtain, sha256_of
 from fedhur_app.data.download import DownloadError, Say, only_one
 from fedhur_app.data.errors import DataError
-from fedhur_app.data.interactions import Interactions
+from fedhur_app.data.interactions import Interactions, subset
 from fedhur_app.data.store import is_data_set, load_interactions, publish, save_interactions
 
 DOWNLOADS = "downloads"
@@ -296,7 +297,17 @@ def _read(name: str, reading: Reading, archive: Path, expected: bool) -> tuple[I
         card["published"] = reading.counts.as_card()
     if reading.filters:
         read = import_file(archive, name, ImportOptions(**reading.options, **reading.filters))
-    return read.data, read.report.as_card() | card
+    return _touched(read.data), read.report.as_card() | card
+
+
+def _touched(data: Interactions) -> Interactions:
+    """Without the items of the publisher's catalogue that have no interaction: the literature does not count them."""
+    touched = subset(data, np.ones(len(data), dtype=bool))
+    if missing := data.n_items - touched.n_items:
+        return replace(
+            touched, notes=(*touched.notes, f"{missing} items of the catalogue without interactions left out")
+        )
+    return touched
 
 
 def load_dataset(

@@ -243,6 +243,9 @@ def _receive_all(
         try:
             _receive(url, part, checksum, size, say, meter)
             return
+        except KeyboardInterrupt:
+            say(f"what has arrived ({_mebibytes(part.size())}) stays; the same command goes on from there")
+            raise
         except _Lost as lost:
             if part.size() > most:
                 most, failures = part.size(), 0

@@ -47,7 +47,8 @@ ML_LATEST_SMALL = Archive(
     978202,
     changes=True,
 )
-# Users and ratings as their README files say; films are those with a rating (the catalogues have 3883, 62423, 9742).
+# Users and ratings as their README files say; films are those with a rating, and no others are
+# kept (the catalogues have 3883, 62423 and 9742).
 ML_1M_COUNTS = Counts(6040, 3706, 1000209)
 ML_25M_COUNTS = Counts(162541, 59047, 25000095)
 ML_LATEST_SMALL_COUNTS = Counts(610, 9724, 100836)

@@ -128,7 +128,9 @@ def test_an_archive_becomes_the_data_set_that_is_in_it(web, monkeypatch, tmp_pat
         assert data.timestamps.tolist() == [row[3] for row in ROWS]
     if name.startswith("ml-"):
         titles = dict(zip(data.item_ids.tolist(), data.item_titles.tolist(), strict=True))
-        assert titles["30"] == FILMS["30"]
+        assert titles == {number: title for number, title in FILMS.items() if number != "9"}
+        assert data.notes == ("1 items of the catalogue without interactions left out",)
+    assert (data.n_users, data.n_items) == (3, 3)
     assert everything(tmp_path) == [name, *(f"{name}/{file}" for file in sorted(store._FILES))]
     assert DATASETS[name].licence in said
     card = read_card(folder)
@@ -149,11 +151,12 @@ def test_both_readings_of_book_crossing(web, monkeypatch, tmp_path):
         fetch(name, tmp_path, lambda line: None)
     both = load_dataset("book-crossing", tmp_path)
     # The user with one book and the books with one reader are not in the 10-core; the rest has 12 users and 10 books.
-    assert (both.n_users, len(np.unique(both.items)), len(both)) == (12, 10, 120)
+    assert (both.n_users, both.n_items, len(both)) == (12, 10, 120)
+    assert both.item_titles.tolist() == ["L\xe9gende"] * 10
     assert sorted(set(both.ratings.tolist())) == [0.0, 1.0, 2.0]
     rated = load_dataset("book-crossing-explicit", tmp_path)
     # Of the ten books of a user three or four have (user + book) % 3 == 0; at least six ratings are left to each.
-    assert (rated.n_users, len(np.unique(rated.items)), len(rated)) == (12, 10, len(explicit) - 1)
+    assert (rated.n_users, rated.n_items, len(rated)) == (12, 10, len(explicit) - 1)
     assert sorted(set(rated.ratings.tolist())) == [1.0, 2.0]
 
 

@@ -240,6 +240,7 @@ def test_an_interruption_keeps_what_arrived(web, get, error):
         get(meter=stop)
     arrived = get.part.stat().st_size
     assert 0 < arrived < len(CONTENT)
+    assert any("stays; the same command goes on" in line for line in get.said) == (error is KeyboardInterrupt)
     assert left(get) == ["a.zip.part", "a.zip.part.json"]
     get()
     assert get.target.read_bytes() == CONTENT
