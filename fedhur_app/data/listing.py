@@ -57,7 +57,7 @@ def _size(entry: DataSet) -> str:
 
 def _state(entry: DataSet, home: Path) -> str:
     if entry.generate is not None:
-        return "generated when it is used"
+        return "generated"
     base = entry.base or entry.name
     if is_data_set(home / base):
         return "fetched" if not entry.base else f"made of {base}, fetched"

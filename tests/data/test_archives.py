@@ -356,7 +356,7 @@ def test_the_list_tells_what_is_there(web, monkeypatch, tmp_path):
     states = {each.name: each.state for each in known(tmp_path)}
     assert list(states) == list(DATASETS)
     assert states["ml-1m"] == states["markets-ml-100k"] == "not fetched"
-    assert states["synthetic"] == "generated when it is used"
+    assert states["synthetic"] == "generated"
     assert imported(tmp_path) == imported(tmp_path / "none") == []
     offer(web, monkeypatch, "ml-1m", ml_1m(), Reading(counts=TINY))
     fetch("ml-1m", tmp_path, lambda line: None)
