@@ -318,7 +318,7 @@ def from_codes(
 
     named = users if markets is None else _ids_of_users(name, users, markets)
     user_numbers, user_ids = _dense(named)
-    item_numbers, item_ids = _dense(items, catalogue or ())
+    item_numbers, item_ids = _dense(items, () if catalogue is None else map(str, catalogue))
     a_row = np.empty(len(user_ids), dtype=np.int64)  # of each user: any will do
     a_row[user_numbers] = np.arange(n)
 
