@@ -20,6 +20,7 @@ import typer.core
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedhur_app import __version__
 from fedhur_app.flower_runner import FOR_PEOPLE, FlowerError
@@ -75,7 +76,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated recommendation on Flower: FedHUR, FedCIA, FedAvg and more.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Fetch, import and describe data sets.")
+data_app = typer.Typer(no_args_is_help=True, help="Fetch, import, list and describe data sets.")
 app.add_typer(data_app, name="data")
 
 out = Console(highlight=False)
@@ -281,12 +282,31 @@ def strategies() -> None:
 
 
 @data_app.command()
-def fetch(name: Annotated[str, typer.Argument(help="Such as ml-100k.")]) -> None:
-    """Download a data set, unless it is there already."""
+def fetch(
+    name: Annotated[str, typer.Argument(help="Such as ml-1m; see `fedhur data list`.")],
+    file: Annotated[
+        Path | None, typer.Option(help="The archive, downloaded by hand; it is verified as a download is.")
+    ] = None,
+) -> None:
+    """Download a data set, unless it is there already; an interrupted download goes on where it stopped."""
     from fedhur_app.data import catalog
 
-    folder = catalog.fetch(name, say=_plain)
+    folder = catalog.fetch(name, say=_plain, file=file)
     _plain(f"{name}: {folder}")
+
+
+@data_app.command("list")
+def list_() -> None:
+    """List the data sets that are known by name, and those that were imported."""
+    from fedhur_app.data import catalog, listing
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("name", "about", "download", "state"):
+        table.add_column(head, no_wrap=head in ("name", "download"), justify="right" if head == "download" else "left")
+    for each in [*listing.known(), *listing.imported()]:
+        table.add_row(*map(Text, (each.name, each.about, each.download, each.state)))
+    out.print(table)
+    _plain(f"data sets are kept in {catalog.data_home()}")
 
 
 @data_app.command("import")

