@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -36,6 +36,32 @@ class DivergedRunError(RunError):
 def say(text: str, *arguments: object, level: int = INFO) -> None:
     """Write one line for the person who watches the run."""
     log(level, FOR_PEOPLE + text, *arguments)
+
+
+class PerClient(Mapping[int, Content]):
+    """Contents by client that are made when they are asked for, and then forgotten.
+
+    So those of thousands of clients are never in memory together, unless the grid holds them.
+
+    Args:
+        clients: Who gets one.
+        make: Client -> its content, a new object.
+    """
+
+    def __init__(self, clients: Iterable[int], make: Callable[[int], Content]) -> None:
+        self._clients = dict.fromkeys(clients)
+        self._make = make
+
+    def __getitem__(self, client: int) -> Content:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._make(client)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
 
 
 @dataclass
@@ -188,26 +214,17 @@ class StageRunner:
         _add(result.bytes_up, bytes_by_record(message.content))
         return True
 
-    def _messages(self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult) -> list[Message]:
+    def _messages(
+        self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult
+    ) -> Iterator[Message]:
         encoded: dict[int, RecordDict] = {}
-        sizes: dict[int, dict[str, int]] = {}
-        messages = []
-        for client, content in sorted(requests.items()):
-            key = id(content)
-            if key not in encoded:
-                encoded[key] = encode(content)
-                sizes[key] = bytes_by_record(encoded[key])
-            _add(result.bytes_down, sizes[key])
-            messages.append(
-                Message(
-                    encoded[key],
-                    self.nodes[client],
-                    stage,
-                    ttl=self.timeout,
-                    group_id=f"round-{round_}",
-                )
-            )
-        return messages
+        for client in sorted(requests):
+            content = requests[client]
+            records = encoded.get(id(content)) or encode(content)
+            if not isinstance(requests, PerClient):  # its contents do not stay, and nor do their ids
+                encoded[id(content)] = records
+            _add(result.bytes_down, bytes_by_record(records))
+            yield Message(records, self.nodes[client], stage, ttl=self.timeout, group_id=f"round-{round_}")
 
     def report(self, result: StageResult, asked: int, label: str) -> None:
         """The log line of a stage."""
