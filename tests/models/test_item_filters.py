@@ -189,6 +189,16 @@ def test_a_mean_of_low_rank_is_the_best_approximation_on_both_paths(monkeypatch,
         assert not pair[1][10].any()
 
 
+@pytest.mark.parametrize("svd_number", [0, 3, 100])
+def test_products_from_the_factors_are_those_of_the_sides(svd_number):
+    columns = torch.randn(N_ITEMS, 2, generator=torch.Generator().manual_seed(4)).double()
+    for factors in factors_of():
+        left, right = factors.sides(svd_number, 0.3)
+        torch.testing.assert_close(factors.product(columns, svd_number, 0.3), left @ (right.T @ columns))
+        got = factors.product(columns, svd_number, 0.3, transposed=True)
+        torch.testing.assert_close(got, right @ (left.T @ columns))
+
+
 def test_the_implicit_path_is_near_the_best_where_it_iterates_and_repeats_its_bits(monkeypatch):
     clients, n_items, rank = random_clients(6, 25, 150), 150, 10
     factors, expected = factors_of(clients, n_items), mean_of(clients, 5, 0.3, n_items)
