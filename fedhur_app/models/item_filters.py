@@ -4,7 +4,7 @@ A filter ``F`` (I, I) scores the items of user ``u`` by ``r_u F``, with ``r_u`` 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,8 @@ _TIE_TOLERANCE = 1e-10
 _GUARD = 16
 _KRYLOV_TOLERANCE = 1e-4
 _KRYLOV_STEPS = 20
+# Columns of the clients' sides that are multiplied at once, or those of one client.
+_SIDE_COLUMNS = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,23 +87,6 @@ class FilterFactors:
         values = self.values.double()
         return int((values >= values[kept - 1] - _TIE_TOLERANCE * values[0]).sum())
 
-    def product(self, columns: Tensor, svd_number: int, weight: float, transposed: bool = False) -> Tensor:
-        """``F_k @ columns``, or with ``transposed`` ``F_k^T @ columns``, from the factors as they are: (I, c), float64.
-
-        ``4 I (r + s) c`` operations with ``s`` columns of ``V_s``. Work memory is one basis in float64, where
-        :meth:`sides` are four.
-        """
-        basis, ideal = self.basis.double(), self.ideal_width(svd_number)
-        root = self.degrees.double().sqrt()[:, None]
-        before, after = root, _inverse_or_zero(root)
-        if transposed:
-            before, after = after, before
-        low_pass = basis[:, :ideal]
-        result = basis @ (self.values.double()[:, None] * (basis.T @ columns))
-        if ideal:
-            result += weight * after * (low_pass @ (low_pass.T @ (before * columns)))
-        return result
-
 
 def gfcf_factors(train: UserItems, n_items: int) -> FilterFactors:
     """The graph filter of one client (GF-CF: Shen et al. 2021; federated: FedCIA, Han et al. 2025), in factors.
@@ -147,7 +132,7 @@ def mean_filter(
     vectors of ``F``. They come from the eigenpairs of ``F^T F``: dense up to ``DENSE_ITEMS`` items; beyond, by block
     Krylov with a fixed start from products with the factors, never an I x I matrix, and only nearly the best. A step
     then takes ``8 I R c`` operations, with ``R`` the columns of all clients' sides and ``c <= q + 16``; what is held
-    beside the clients' factors is one of them in float64 and ``10 I (q + 16)`` numbers of the solver.
+    beside the clients' factors is the sides of a few of them and about ``10 I (q + 16)`` numbers of the solver.
 
     Args:
         factors: One for each of ``K`` clients.
@@ -195,8 +180,8 @@ def mean_filter(
 
         def product(columns: Tensor, transposed: bool = False) -> Tensor:
             total = torch.zeros_like(columns)
-            for client in factors:
-                total += client.product(columns, svd_number, weight, transposed)
+            for left, right in _sides(factors, svd_number, weight):
+                total.addmm_(*((right, left.T @ columns) if transposed else (left, right.T @ columns)))
             return total / n_clients
 
         right, values = top_eigenpairs(
@@ -324,3 +309,20 @@ def _positive_eigenpairs(gram: Tensor, rank: int | None = None) -> tuple[Tensor,
 def _is_positive(values: Tensor) -> Tensor:
     """Which eigenvalues of a Gram matrix, in descending order, are not zero up to rounding."""
     return (values > 0) & (values >= _RANK_TOLERANCE * values[:1])
+
+
+def _sides(factors: Sequence[FilterFactors], svd_number: int, weight: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """The sides of all clients, those of a few side by side.
+
+    Made anew for every product, since those of all clients are four to eight times as large as their factors; some at a
+    time, since a product with the few columns of one client spends its time on the result.
+    """
+    gathered: list[tuple[Tensor, Tensor]] = []
+    columns = 0
+    for number, client in enumerate(factors, start=1):
+        gathered.append(client.sides(svd_number, weight))
+        columns += gathered[-1][0].shape[1]
+        if columns >= _SIDE_COLUMNS or number == len(factors):
+            lefts, rights = zip(*gathered, strict=True)
+            yield torch.cat(lefts, dim=1), torch.cat(rights, dim=1)
+            gathered, columns = [], 0

@@ -52,8 +52,9 @@ from server_app.checkpoint import RunFolder
 from server_app.stages import DivergedRunError, PerClient, say
 from server_app.strategies.base import Fleet, StagedStrategy
 
-# Work memory for numbers of all pairs of clients: so many blocks, or targets of one block, are matched at once.
-_PAIR_BYTES = 64 * 2**20
+# Work memory for numbers of pairs of clients: so many blocks, or targets of one block, are matched at once. Small
+# enough for the processor's cache: eight times as much takes almost twice as long with 1,000 clients.
+_PAIR_BYTES = 8 * 2**20
 
 
 class Server(StagedStrategy):
