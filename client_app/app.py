@@ -14,6 +14,7 @@ from fedhur_app.compute import resolve_device, threads
 from fedhur_app.config import from_json
 from fedhur_app.data.shards import Shard, load_shard, shard_path
 from fedhur_app.fingerprint import code_fingerprint
+from fedhur_app.memory import peak_memory_mib
 from fedhur_app.models.training import DivergedError
 from fedhur_app.protocol import Content, Stage, decode, encode
 
@@ -116,6 +117,7 @@ def _run(stage: str, message: Message, context: Context) -> Message:
                 reply = algorithm.personalize(request)
             else:
                 reply = algorithm.test(request)
+                reply.fields["peak_memory_mib"] = peak_memory_mib()
             if request.fields.get("finish"):
                 reply.fields |= algorithm.finish()
         except DivergedError as error:

@@ -707,6 +707,9 @@ def show_result(console: Console, result: dict[str, Any], folder: Path) -> None:
         f"sent by clients {_bytes(result['bytes_up'])}, to clients {_bytes(result['bytes_down'])}, "
         f"{result['seconds']:.1f} s"
     )
+    peaks = [f"{who} {value:.0f} MiB" for who, value in result.get("peak_memory_mib", {}).items() if value is not None]
+    if peaks:
+        console.print(f"peak memory: {', '.join(peaks)}")
     console.print(f"output: {folder}", markup=False, soft_wrap=True)
 
 

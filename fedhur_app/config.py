@@ -60,7 +60,7 @@ class Section(BaseModel):
 class SplitSettings(Section):
     """How interactions are divided into training, validation and test rows."""
 
-    kind: Literal["random", "user-ratio", "leave-one-out", "temporal"]
+    kind: Literal["random", "user-ratio", "leave-one-out", "temporal", "published"]
     ratios: list[NonNegative] = Field(min_length=3, max_length=3)
 
     @model_validator(mode="after")
@@ -73,7 +73,7 @@ class SplitSettings(Section):
 class ClientsSettings(Section):
     """How users are divided among clients."""
 
-    kind: Literal["id", "random", "taste", "one-user", "market"]
+    kind: Literal["id", "random", "taste", "one-user", "market", "published"]
     number: Positive
 
 

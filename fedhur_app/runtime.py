@@ -104,8 +104,9 @@ class LocalGrid(Grid):
         return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Flower's interface; nothing ever has to be waited for."""
-        return self.pull_messages(self.push_messages(messages))
+        """Flower's interface; nothing ever has to be waited for, and one message at a time is in memory."""
+        for message in messages:
+            yield from self.pull_messages(self.push_messages([message]))
 
     def _answer(self, message: Message, context: Context, fault: str | None) -> Message:
         state = RecordDict(dict(context.state))

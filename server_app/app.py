@@ -25,6 +25,7 @@ from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.shards import PreparedData
 from fedhur_app.files import write_text
 from fedhur_app.fingerprint import code_fingerprint
+from fedhur_app.memory import peak_memory_mib
 from fedhur_app.protocol import Content, Stage
 from server_app.checkpoint import CheckpointError, RunFolder
 from server_app.live import live_view
@@ -99,6 +100,7 @@ def main(grid: Grid, context: Context) -> None:
             "bytes_up": outcome.bytes_up,
             "bytes_down": outcome.bytes_down,
             "seconds": outcome.seconds,
+            "peak_memory_mib": {"server": peak_memory_mib(), "client": outcome.client_memory_mib},
             "absent_at_test": {str(client): reason for client, reason in outcome.absent_at_test.items()},
             "versions": versions(),
         }

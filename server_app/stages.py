@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
@@ -167,7 +168,7 @@ class StageRunner:
         """Send requests without waiting; the bytes count for `result`. Returns the calls by message id."""
         calls = {}
         for client, content in sorted(requests.items()):
-            messages = self._messages(stage, round_, {client: content}, result)
+            messages = list(self._messages(stage, round_, {client: content}, result))
             for message_id in self.grid.push_messages(messages):
                 calls[message_id] = Call(client, round_, time.monotonic())
         return calls
@@ -217,14 +218,18 @@ class StageRunner:
     def _messages(
         self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult
     ) -> Iterator[Message]:
-        encoded: dict[int, RecordDict] = {}
+        """The messages, each encoded when it is taken: in one process they need not all be in memory at once."""
+        # Contents made on demand are nobody else's, and to count them would be to make them.
+        uses = Counter[int]() if isinstance(requests, PerClient) else Counter(map(id, requests.values()))
+        shared: dict[int, RecordDict] = {}
         for client in sorted(requests):
             content = requests[client]
-            records = encoded.get(id(content)) or encode(content)
-            if not isinstance(requests, PerClient):  # its contents do not stay, and nor do their ids
-                encoded[id(content)] = records
-            _add(result.bytes_down, bytes_by_record(records))
-            yield Message(records, self.nodes[client], stage, ttl=self.timeout, group_id=f"round-{round_}")
+            key = id(content)
+            encoded = shared[key] if key in shared else encode(content)
+            if uses[key] > 1:
+                shared[key] = encoded
+            _add(result.bytes_down, bytes_by_record(encoded))
+            yield Message(encoded, self.nodes[client], stage, ttl=self.timeout, group_id=f"round-{round_}")
 
     def report(self, result: StageResult, asked: int, label: str) -> None:
         """The log line of a stage."""

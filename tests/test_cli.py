@@ -31,6 +31,7 @@ RESULT: dict[str, Any] = {
     "bytes_up": 3 * 2**20,
     "bytes_down": 2048,
     "seconds": 61.25,
+    "peak_memory_mib": {"server": 512.4, "client": None},
     "versions": {},
 }
 FAILED: dict[str, Any] = {
@@ -442,6 +443,7 @@ def test_the_table_of_a_result() -> None:
     assert re.search(r"recall@10 +│ +- +│ +0\.2500", text)
     assert "best round 9 of 12, 196 users tested" in text
     assert "sent by clients 3.0 MiB, to clients 2.0 KiB, 61.2 s" in text
+    assert "peak memory: server 512 MiB\n" in text
     assert text.endswith("output: /runs/a\n")
 
 

@@ -13,7 +13,7 @@ import platformdirs
 from fedhur_app.data import markets, movielens, synthetic
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import Interactions
-from fedhur_app.data.store import load_interactions, publish, save_interactions, temporary_folder
+from fedhur_app.data.store import is_data_set, load_interactions, publish, save_interactions, temporary_folder
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,6 @@ def _entry(name: str) -> DataSet:
     raise DataError(f"there is no data set '{name}'; did you mean {' or '.join(near)}?")
 
 
-def _is_complete(folder: Path) -> bool:
-    return (folder / "interactions.npz").is_file() and (folder / "about.json").is_file()
-
-
 def fetch(name: str, home: Path | None = None, say: Callable[[str], object] = print) -> Path:
     """Download a data set once; later calls do nothing. Its licence is shown at the download.
 
@@ -116,12 +112,12 @@ def fetch(name: str, home: Path | None = None, say: Callable[[str], object] = pr
     if entry.build is None:
         say(f"{name} is generated when it is loaded; there is nothing to fetch.")
         return folder
-    if _is_complete(folder):
+    if is_data_set(folder):
         return folder
     say(entry.licence)
     with temporary_folder(home) as downloads, temporary_folder(home) as finished:
         save_interactions(finished, entry.build(downloads, say))
-        publish(finished, folder, _is_complete)
+        publish(finished, folder, is_data_set)
     say(f"{name} is in {folder}")
     return folder
 

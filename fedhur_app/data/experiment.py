@@ -3,7 +3,7 @@
 from fedhur_app.config import OWN_DATA, Settings
 from fedhur_app.data.catalog import load_dataset
 from fedhur_app.data.interactions import Interactions
-from fedhur_app.data.partition import check_markets, market_names
+from fedhur_app.data.partition import check_markets, market_names, published_owner
 from fedhur_app.data.shards import PreparedData, prepare
 
 
@@ -21,7 +21,7 @@ def number_of_clients(settings: Settings) -> int:
     """How many clients a run with these settings has.
 
     Raises:
-        DataError: One client a market is wanted of data without markets; the data set cannot be loaded.
+        DataError: Clients by market or as published are wanted of data without them; the data set cannot be loaded.
     """
     if settings.centralised:
         return 1
@@ -31,6 +31,8 @@ def number_of_clients(settings: Settings) -> int:
         data = load_interactions_of(settings)
         check_markets(data)
         return len(market_names(data))
+    if settings.dataset.clients.kind == "published":
+        return int(published_owner(load_interactions_of(settings)).max()) + 1
     return settings.dataset.clients.number
 
 

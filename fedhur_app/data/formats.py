@@ -42,9 +42,9 @@ def read_grouplens_100k(folder: Path, name: str = "ml-100k") -> Interactions:
             titles[cells[0]] = cells[1]
             flagged = zip(ML_100K_GENRES, cells[5:], strict=True)
             genres[cells[0]] = [genre for genre, flag in flagged if flag == "1"]
-    zip_codes = None
+    columns_of_users = {}
     if (path := folder / "u.user").exists():
-        zip_codes = {cells[0]: cells[4] for _, cells in _rows(path, "|", 5)}
+        columns_of_users["zip_code"] = {cells[0]: cells[4] for _, cells in _rows(path, "|", 5)}
     return from_raw(
         name,
         users,
@@ -54,7 +54,7 @@ def read_grouplens_100k(folder: Path, name: str = "ml-100k") -> Interactions:
         catalogue=titles,
         item_titles=titles,
         item_genres=genres,
-        user_zip_codes=zip_codes,
+        user_columns=columns_of_users,
     )
 
 
@@ -96,12 +96,14 @@ def read_recbole(folder: Path, name: str) -> Interactions:
             identifier, title = cells[columns["item_id"]], cells[columns["movie_title"]]
             titles[identifier] = f"{title} ({cells[year]})" if year is not None and cells[year] else title
             genres[identifier] = [] if genre is None else cells[genre].split()
-    zip_codes = None
+    columns_of_users = {}
     if (path := folder / f"{name}.user").exists():
         columns, rows = _atomic(path, ("user_id",))
         listed = list(rows)
         if "zip_code" in columns:
-            zip_codes = {cells[columns["user_id"]]: cells[columns["zip_code"]] for _, cells in listed}
+            columns_of_users["zip_code"] = {
+                cells[columns["user_id"]]: cells[columns["zip_code"]] for _, cells in listed
+            }
         market = _market_column(columns)
         if markets is None and market is not None:
             market_of: dict[str, str] = {}
@@ -125,7 +127,7 @@ def read_recbole(folder: Path, name: str) -> Interactions:
         catalogue=titles,
         item_titles=titles,
         item_genres=genres,
-        user_zip_codes=zip_codes,
+        user_columns=columns_of_users,
     )
 
 

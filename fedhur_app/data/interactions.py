@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,10 @@ class Interactions:
         item_ids: The original id of each item as text, (n_items,).
         item_titles: Title of each item as text, "" where unknown, (n_items,); None without a title file.
         item_genres: Genres of each item, () where unknown; None without such a file.
-        user_zip_codes: Zip code of each user as text, "" where unknown, (n_users,); None if not known.
+        user_columns: What is known about users, by name, such as "zip_code": text (n_users,), "" where unknown.
         user_markets: Name of the market of each user as text, (n_users,); None where the data set has no markets.
+        labels: int8 (n,), the split that the data were published with: 0 train, 1 validation, 2 test; None without one.
+        owner: int64 (n_users,), the client 0..K-1 of each user as published; None if not known.
         notes: What the loader dropped, counted, in words for people.
     """
 
@@ -42,8 +44,10 @@ class Interactions:
     item_ids: np.ndarray
     item_titles: np.ndarray | None = None
     item_genres: tuple[tuple[str, ...], ...] | None = None
-    user_zip_codes: np.ndarray | None = None
+    user_columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     user_markets: np.ndarray | None = None
+    labels: np.ndarray | None = None
+    owner: np.ndarray | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -63,7 +67,8 @@ class Interactions:
     def fingerprint(self) -> str:
         """16 hex digits that change when users, items, timestamps, their order, the ids or the markets change.
 
-        Ratings, titles, genres and zip codes do not count. The same on every machine.
+        So do the published split and clients. Ratings, titles, genres and other columns of users do not count. The
+        same on every machine.
         """
         digest = hashlib.sha256()
         for part in (self.users, self.items, self.timestamps):
@@ -73,6 +78,9 @@ class Interactions:
             digest.update(json.dumps(ids.tolist()).encode())
         if self.user_markets is not None:  # data without markets keep the fingerprint they always had
             digest.update(b"|" + json.dumps(self.user_markets.tolist()).encode())
+        for name, published in (("labels", self.labels), ("owner", self.owner)):
+            if published is not None:
+                digest.update(f"|{name}".encode() + np.ascontiguousarray(published, "<i8").tobytes())
         return digest.hexdigest()[:16]
 
 
@@ -148,10 +156,12 @@ def from_raw(
     timestamps: npt.ArrayLike | None = None,
     *,
     markets: npt.ArrayLike | None = None,
+    labels: npt.ArrayLike | None = None,
+    owners: npt.ArrayLike | None = None,
     catalogue: Iterable[str] | None = None,
     item_titles: Mapping[str, str] | None = None,
     item_genres: Mapping[str, Sequence[str]] | None = None,
-    user_zip_codes: Mapping[str, str] | None = None,
+    user_columns: Mapping[str, Mapping[str, str]] | None = None,
     notes: Sequence[str] = (),
 ) -> Interactions:
     """Build a data set from the columns of a file.
@@ -170,16 +180,19 @@ def from_raw(
         ratings: Numbers (n,), or None.
         timestamps: Whole numbers (n,), or None; float64 is taken if every value is whole.
         markets: Market of each row, integers or text without `/`, (n,); None for data without markets.
+        labels: 0 (train), 1 (validation) or 2 (test) of each row (n,), where the data come with a split.
+        owners: Client of each row's user (n,), integers or text, where the data come with clients. Clients are numbered
+            by value if all are integers, else as text.
         catalogue: Ids of items that belong to the catalogue even if no row names them.
         item_titles: Title by original item id (as text); ids that do not occur are ignored.
         item_genres: Genres by original item id.
-        user_zip_codes: Zip code by original user id (without the market).
+        user_columns: By name, such as "zip_code": a text by original user id (without the market).
         notes: What the reader dropped before, in words.
 
     Raises:
         DataError: No rows, columns of unequal length, an id that is empty or neither integer nor text, a
             rating that is not a finite number, a timestamp that is not a whole number, a market that is empty or
-            holds a `/`.
+            holds a `/`, another label, a user at two clients.
     """
     users_raw, items_raw = _id_array(raw_users, "user"), _id_array(raw_items, "item")
     n = len(users_raw)
@@ -193,6 +206,12 @@ def from_raw(
     if markets is not None:
         markets = _id_array(markets, "market").astype(str)
         columns["markets"] = len(markets)
+    if labels is not None:
+        labels = np.asarray(labels)
+        columns["labels"] = len(labels)
+    if owners is not None:
+        owners = _id_array(owners, "client")
+        columns["owners"] = len(owners)
     if len(set(columns.values())) > 1:
         listed = ", ".join(f"{column}: {length}" for column, length in columns.items())
         raise DataError(f"{name}: the columns have unequal lengths ({listed})")
@@ -206,6 +225,8 @@ def from_raw(
         ratings = ratings.astype(np.float32)
     if timestamps is not None:
         timestamps = _whole_numbers(timestamps, f"{name}: timestamps")
+    if labels is not None and (bad := np.flatnonzero(~np.isin(labels, (0, 1, 2)))).size:
+        raise DataError(f"{name}: row {bad[0]}: the split is {labels[bad[0]]}; 0 (train), 1 (validation) or 2 (test)")
 
     if catalogue is not None:
         items_raw = np.concatenate([items_raw.astype(str), np.array(list(catalogue), dtype=str)])
@@ -231,10 +252,14 @@ def from_raw(
         timestamps=None if timestamps is None else timestamps[keep],
         user_ids=user_ids,
         item_ids=item_ids,
-        item_titles=_looked_up(item_titles, item_ids),
+        item_titles=None if item_titles is None else _looked_up(item_titles, item_ids),
         item_genres=None if item_genres is None else tuple(tuple(item_genres.get(i, ())) for i in item_ids),
-        user_zip_codes=_looked_up(user_zip_codes, original_ids[first_row]),
+        user_columns={
+            column: _looked_up(values, original_ids[first_row]) for column, values in (user_columns or {}).items()
+        },
         user_markets=None if markets is None else markets[first_row],
+        labels=None if labels is None else labels[keep].astype(np.int8),
+        owner=None if owners is None else _owner(name, users, user_ids, owners),
         notes=notes,
     )
 
@@ -249,5 +274,15 @@ def _ids_of_users(name: str, ids: np.ndarray, markets: np.ndarray) -> np.ndarray
     return np.array([f"{where}/{user}" for where, user in zip(markets, ids, strict=True)])
 
 
-def _looked_up(values: Mapping[str, str] | None, ids: np.ndarray) -> np.ndarray | None:
-    return None if values is None else np.array([values.get(i, "") for i in ids], dtype=str)
+def _owner(name: str, users: np.ndarray, user_ids: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """The client of each user, (n_users,)."""
+    clients = _dense(owners)[0]
+    owner = np.empty(len(user_ids), dtype=np.int64)
+    owner[users] = clients
+    if (bad := np.flatnonzero(owner[users] != clients)).size:
+        raise DataError(f"{name}: row {bad[0]}: user {user_ids[users[bad[0]]]} is at two clients; a user has one")
+    return owner
+
+
+def _looked_up(values: Mapping[str, str], ids: np.ndarray) -> np.ndarray:
+    return np.array([values.get(i, "") for i in ids], dtype=str)

@@ -79,9 +79,9 @@ def with_zip_code_markets(data: Interactions, name: str) -> Interactions:
     Raises:
         DataError: The data set has no zip codes.
     """
-    if data.user_zip_codes is None:
+    if "zip_code" not in data.user_columns:
         raise DataError(f"{data.name} has no zip codes to make markets of; fetch it again")
-    first = [code[:1] for code in data.user_zip_codes.tolist()]
+    first = [code[:1] for code in data.user_columns["zip_code"].tolist()]
     markets = np.array([digit if digit in set("0123456789") else OTHER_MARKET for digit in first])
     return replace(data, name=name, user_markets=markets)
 

@@ -8,7 +8,7 @@ from fedhur_app.data.interactions import Interactions, in_order
 from fedhur_app.data.split import TRAIN
 from fedhur_app.seeding import numpy_generator
 
-PARTITION_KINDS = ("id", "random", "taste", "one-user", "market")
+PARTITION_KINDS = ("id", "random", "taste", "one-user", "market", "published")
 # The market of all who belong to no other one; it is numbered last.
 OTHER_MARKET = "other"
 _TASTE_CLUSTERS = 8
@@ -26,6 +26,7 @@ def assign_clients(data: Interactions, labels: np.ndarray, kind: str, clients: i
     - `taste`: users in the order of their taste cluster, see :func:`taste_clusters` (non-IID).
     - `one-user`: a client for each user; `clients` is not used.
     - `market`: a client for each market, in the order of :func:`market_names`; `clients` is not used.
+    - `published`: the clients that the data came with; `clients` is not used.
 
     Args:
         data: The interactions.
@@ -38,7 +39,8 @@ def assign_clients(data: Interactions, labels: np.ndarray, kind: str, clients: i
         int64 (n_users,): client number 0..K-1 of each user. Every client owns a user.
 
     Raises:
-        DataError: Unknown kind; fewer than one client or more clients than users; `market` for data without markets.
+        DataError: Unknown kind; fewer than one client or more clients than users; `market` for data without markets;
+            `published` for data that came without clients.
     """
     if kind not in PARTITION_KINDS:
         raise DataError(f"there is no partition '{kind}'; choose one of {', '.join(PARTITION_KINDS)}")
@@ -50,6 +52,8 @@ def assign_clients(data: Interactions, labels: np.ndarray, kind: str, clients: i
         numbers = market_numbers(data)
         assert numbers is not None
         return numbers
+    if kind == "published":
+        return published_owner(data)
     if clients < 1:
         raise DataError(f"the number of clients must be at least 1, not {clients}")
     if clients > users:
@@ -72,6 +76,17 @@ def check_markets(data: Interactions) -> None:
     """
     if data.user_markets is None:
         raise DataError(f"{data.name} has no markets to make clients of; choose another dataset.clients.kind")
+
+
+def published_owner(data: Interactions) -> np.ndarray:
+    """The client of each user as the data came, int64 (n_users,).
+
+    Raises:
+        DataError: The data came without clients.
+    """
+    if data.owner is None:
+        raise DataError(f"{data.name} came without clients; choose another dataset.clients.kind")
+    return data.owner
 
 
 def market_names(data: Interactions) -> tuple[str, ...]:

@@ -244,7 +244,7 @@ def prepare(
         "split": split_kind,
         "ratios": [float(share) for share in ratios],
         "partition": partition_kind,
-        "clients": {"one-user": data.n_users, "market": len(markets)}.get(partition_kind, clients),
+        "clients": {"one-user": data.n_users, "market": len(markets), "published": 0}.get(partition_kind, clients),
         "genres": hashlib.sha256(json.dumps(data.item_genres).encode()).hexdigest()[:16],
         "seed": seed,
     }

@@ -9,7 +9,7 @@ from fedhur_app.data.interactions import Interactions
 from fedhur_app.seeding import numpy_generator
 
 TRAIN, VALID, TEST = 0, 1, 2
-SPLIT_KINDS = ("random", "user-ratio", "leave-one-out", "temporal")
+SPLIT_KINDS = ("random", "user-ratio", "leave-one-out", "temporal", "published")
 
 
 def split_labels(
@@ -27,6 +27,7 @@ def split_labels(
     - `leave-one-out`: of each user the last row by time (ties: the later in the file) tests and the one
       before validates. A user with two rows trains with the first and tests the second, one with a single
       row trains with it. The ratios are not used.
+    - `published`: as the data came. Ratios and seed are not used.
 
     Args:
         data: The interactions.
@@ -38,12 +39,17 @@ def split_labels(
         int8 (n,).
 
     Raises:
-        DataError: Unknown kind, impossible ratios, a kind by time for data without timestamps.
+        DataError: Unknown kind, impossible ratios, a kind by time for data without timestamps, `published` for data
+            that came without a split.
     """
     if kind not in SPLIT_KINDS:
         raise DataError(f"there is no split '{kind}'; choose one of {', '.join(SPLIT_KINDS)}")
     if kind in ("leave-one-out", "temporal") and data.timestamps is None:
         raise DataError(f"split '{kind}' needs times, and {data.name} has none; use random or user-ratio")
+    if kind == "published":
+        if data.labels is None:
+            raise DataError(f"{data.name} came without a split; choose another dataset.split.kind")
+        return data.labels
     shares = np.asarray(ratios, dtype=np.float64)
     if shares.shape != (3,) or not (shares >= 0).all() or shares[0] == 0 or abs(shares.sum() - 1) > 1e-6:
         raise DataError(f"split ratios must be three numbers >= 0 that sum to 1, the first (train) > 0, not {ratios}")

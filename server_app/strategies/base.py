@@ -90,6 +90,7 @@ class Outcome:
     bytes_down: int
     seconds: float
     absent_at_test: dict[int, str]
+    client_memory_mib: float | None  # the largest peak of a client's process, where clients can tell
 
 
 class StagedStrategy:
@@ -221,6 +222,14 @@ class StagedStrategy:
             bytes_down=progress.bytes_down,
             seconds=progress.seconds + result.seconds,
             absent_at_test=result.absent,
+            client_memory_mib=max(
+                (
+                    float(content.fields["peak_memory_mib"])
+                    for content in result.replies.values()
+                    if "peak_memory_mib" in content.fields
+                ),
+                default=None,
+            ),
         )
 
     def resume(self, progress: Progress, arrays: dict[str, np.ndarray]) -> None:

@@ -2,19 +2,17 @@ import hashlib
 import io
 import urllib.error
 import zipfile
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedhur_app.config import OWN_DATA, available
-from fedhur_app.data import markets, movielens
+from fedhur_app.data import movielens
 from fedhur_app.data.catalog import DATASETS, data_home, fetch, load_dataset
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.formats import read_recbole
 from fedhur_app.data.interactions import from_raw
 from fedhur_app.data.partition import market_names
-from fedhur_app.data.store import load_interactions, save_interactions
 from tests.data.test_formats import write_grouplens, write_recbole
 
 
@@ -49,7 +47,8 @@ def unreachable(url):
 def same(one, two):
     arrays = ("users", "items", "ratings", "timestamps", "user_ids", "item_ids", "item_titles", "user_markets")
     return (
-        all(np.array_equal(getattr(one, key), getattr(two, key)) for key in (*arrays, "user_zip_codes"))
+        all(np.array_equal(getattr(one, key), getattr(two, key)) for key in arrays)
+        and np.array_equal(one.user_columns["zip_code"], two.user_columns["zip_code"])
         and one.item_genres == two.item_genres
         and (one.name, one.notes) == (two.name, two.notes)
     )
@@ -105,7 +104,7 @@ def test_when_pip_fails_too_the_error_says_what_to_do(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("file", ["interactions.npz", "about.json"])
+@pytest.mark.parametrize("file", ["interactions.parquet", "card.json"])
 def test_a_damaged_store_is_named(sources, file):
     folder = fetch("ml-100k", sources / "home", lambda line: None)
     content = (folder / file).read_bytes()
@@ -116,7 +115,7 @@ def test_a_damaged_store_is_named(sources, file):
 
 def test_a_store_with_a_missing_file_is_fetched_again(sources, capsys):
     folder = fetch("ml-100k", sources / "home", lambda line: None)
-    (folder / "about.json").unlink()
+    (folder / "card.json").unlink()
     assert len(load_dataset("ml-100k", sources / "home")) == 4
     assert "GroupLens" in capsys.readouterr().out
     assert [path.name for path in (sources / "home").iterdir()] == ["ml-100k"]
@@ -170,22 +169,12 @@ def test_markets_ml_100k_is_ml_100k_with_markets(sources, monkeypatch):
 
 def test_the_first_digit_of_a_zip_code_is_the_market():
     codes = {"1": "05201", "2": "98765", "3": "T8H1N", "4": "", "5": "V3N4P", "6": "\u0663123", "7": "9"}
-    data = from_raw("x", list(codes), [1] * 7, user_zip_codes=codes)
+    data = from_raw("x", list(codes), [1] * 7, user_columns={"zip_code": codes})
     markets = movielens.with_zip_code_markets(data, "y")
     assert markets.user_markets.tolist() == ["0", "9", "other", "other", "other", "other", "9"]
     assert market_names(markets) == ("0", "9", "other")
     with pytest.raises(DataError, match="x has no zip codes"):
         movielens.with_zip_code_markets(from_raw("x", [1], [1]), "y")
-
-
-def test_a_store_keeps_every_part(tmp_path):
-    data = markets.generate((5, 3), (4, 2), 12, seed=1)
-    save_interactions(tmp_path, data)
-    loaded = load_interactions(tmp_path)
-    assert same(loaded, data)
-    assert loaded.user_markets.tolist() == ["0"] * 5 + ["1"] * 3
-    save_interactions(tmp_path, replace(data, user_markets=None))
-    assert load_interactions(tmp_path).user_markets is None
 
 
 def test_every_data_set_has_settings_and_every_settings_file_a_data_set():

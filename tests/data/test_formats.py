@@ -48,7 +48,7 @@ def test_grouplens_form_with_a_latin_1_title(tmp_path):
     assert data.timestamps.tolist() == [881250949, 881250950, 881250951, 881250951]
     assert data.item_titles.tolist() == ["Café, Le (1991)", "unknown"]
     assert data.item_genres == (("Comedy", "Drama"), ("unknown",))
-    assert data.user_zip_codes.tolist() == ["85711", "T8H1N", "05201"]
+    assert data.user_columns["zip_code"].tolist() == ["85711", "T8H1N", "05201"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_title_files_may_be_absent(tmp_path, write, read):
     write(tmp_path, extras=False)
     data = read(tmp_path)
     assert len(data) == 4
-    assert (data.item_titles, data.item_genres, data.user_zip_codes) == (None, None, None)
+    assert (data.item_titles, data.item_genres, data.user_columns) == (None, None, {})
 
 
 def test_both_forms_give_the_same_rows(tmp_path):
@@ -68,7 +68,7 @@ def test_both_forms_give_the_same_rows(tmp_path):
     one, two = read_grouplens_100k(tmp_path), read_recbole(tmp_path, "ml-100k")
     assert one.fingerprint() == two.fingerprint()
     assert np.array_equal(one.ratings, two.ratings)
-    assert np.array_equal(one.user_zip_codes, two.user_zip_codes)
+    assert np.array_equal(one.user_columns["zip_code"], two.user_columns["zip_code"])
 
 
 INTER = "user_id:token\titem_id:token\t{market}:token\n1\t5\tus\n1\t5\tde\n3\t20\tus\n"
@@ -81,7 +81,7 @@ def test_recbole_markets_of_rows(tmp_path, column):
     data = read_recbole(tmp_path, "x")
     assert data.user_ids.tolist() == ["de/1", "us/1", "us/3"]
     assert data.user_markets.tolist() == ["de", "us", "us"]
-    assert data.user_zip_codes.tolist() == ["05201", "05201", "85711"]
+    assert data.user_columns["zip_code"].tolist() == ["05201", "05201", "85711"]
 
 
 @pytest.mark.parametrize("column", ["market", "market_id"])

@@ -76,18 +76,19 @@ def test_catalogue_titles_genres_and_zip_codes_follow_the_dense_ids():
         catalogue=["500", "12"],
         item_titles={"7": "Seven", "12": "Twelve", "8": "not in the catalogue"},
         item_genres={"500": ["Drama", "War"]},
-        user_zip_codes={"3": "T8H1N"},
+        user_columns={"zip_code": {"3": "T8H1N"}},
     )
     assert data.item_ids.tolist() == ["7", "12", "500"]
     assert data.item_titles.tolist() == ["Seven", "Twelve", ""]
     assert data.item_genres == ((), (), ("Drama", "War"))
-    assert data.user_zip_codes.tolist() == ["", "T8H1N"]
+    assert data.user_columns["zip_code"].tolist() == ["", "T8H1N"]
     assert data.items.tolist() == [0, 2]
 
 
 def test_without_extras_there_are_none():
     data = from_raw("x", [1], [1])
-    assert (data.ratings, data.timestamps, data.item_titles, data.item_genres, data.user_zip_codes) == ((None,) * 5)
+    assert (data.ratings, data.timestamps, data.item_titles, data.item_genres, data.user_markets) == ((None,) * 5)
+    assert (data.labels, data.owner, data.user_columns) == (None, None, {})
     assert data.notes == ()
 
 
@@ -151,11 +152,11 @@ def test_an_id_in_two_markets_means_two_users():
         ["1", "1", "2", "1"],
         ["a", "a", "a", "b"],
         markets=["us", "de", "us", "us"],
-        user_zip_codes={"1": "10115", "2": "85711"},
+        user_columns={"zip_code": {"1": "10115", "2": "85711"}},
     )
     assert data.user_ids.tolist() == ["de/1", "us/1", "us/2"]
     assert data.user_markets.tolist() == ["de", "us", "us"]
-    assert data.user_zip_codes.tolist() == ["10115", "10115", "85711"]
+    assert data.user_columns["zip_code"].tolist() == ["10115", "10115", "85711"]
     assert data.users.tolist() == [1, 0, 2, 1]
     assert data.notes == ()  # the pairs (1, a) of two markets are no repeats
 

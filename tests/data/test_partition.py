@@ -129,7 +129,7 @@ def test_impossible_requests_are_refused(kind, clients, message):
 @given(
     users=st.integers(1, 40),
     data=st.data(),
-    kind=st.sampled_from(sorted({*PARTITION_KINDS} - {"market"})),
+    kind=st.sampled_from(sorted({*PARTITION_KINDS} - {"market", "published"})),
     seed=st.integers(0, 2),
 )
 def test_every_user_has_one_client_and_every_client_a_user(users, data, kind, seed):

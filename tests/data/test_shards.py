@@ -324,7 +324,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(data, tmp_path, monkeypat
     def full(*_, **__):
         raise OSError("disk full")
 
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(np.lib.format, "write_array", full)
     with pytest.raises(OSError, match="disk full"):
         prepare(data, "random", RATIOS, "id", 7, 1, tmp_path)
     assert list((tmp_path / "prepared").iterdir()) == []

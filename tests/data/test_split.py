@@ -101,7 +101,7 @@ def test_the_seed_decides(kind):
 @settings(max_examples=80, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 12), min_size=1, max_size=8),
-    kind=st.sampled_from(SPLIT_KINDS),
+    kind=st.sampled_from([kind for kind in SPLIT_KINDS if kind != "published"]),
     parts=st.tuples(st.integers(1, 9), st.integers(0, 5), st.integers(0, 5)),
     seed=st.integers(0, 3),
 )

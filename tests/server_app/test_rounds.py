@@ -10,6 +10,7 @@ from fedhur_app.config import load_settings
 from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.shards import load_shard, shard_path
 from fedhur_app.evaluation.ranking import RankSums, rank_sums
+from fedhur_app.memory import peak_memory_mib
 from fedhur_app.protocol import bytes_by_record
 from server_app.checkpoint import CheckpointError
 from tests.running import SMALL, STRATEGIES, history, killed_and_resumed, numbers, result, resume, run
@@ -86,6 +87,13 @@ def test_an_output_that_holds_a_run_is_refused_and_left_alone(tmp_path):
     with pytest.raises(CheckpointError, match="already holds a run"):
         run(tmp_path, "fedavg", "rounds=1 min_rounds=1")
     assert (tmp_path / "result.json").read_text() == before
+
+
+def test_the_result_says_how_much_memory_was_needed(tmp_path):
+    """In one process server and clients are the same; the server's figure is read a moment later."""
+    run(tmp_path, "fedavg", "rounds=1 min_rounds=1")
+    peaks = result(tmp_path)["peak_memory_mib"]
+    assert 50 < peaks["client"] <= peaks["server"] <= peak_memory_mib()
 
 
 def test_a_finished_run_can_be_given_more_rounds(tmp_path):
