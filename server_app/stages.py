@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -37,6 +37,32 @@ class DivergedRunError(RunError):
 def say(text: str, *arguments: object, level: int = INFO) -> None:
     """Write one line for the person who watches the run."""
     log(level, FOR_PEOPLE + text, *arguments)
+
+
+class PerClient(Mapping[int, Content]):
+    """Contents by client that are made when they are asked for, and then forgotten.
+
+    So those of thousands of clients are never in memory together, unless the grid holds them.
+
+    Args:
+        clients: Who gets one.
+        make: Client -> its content, a new object.
+    """
+
+    def __init__(self, clients: Iterable[int], make: Callable[[int], Content]) -> None:
+        self._clients = dict.fromkeys(clients)
+        self._make = make
+
+    def __getitem__(self, client: int) -> Content:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._make(client)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
 
 
 @dataclass
@@ -193,9 +219,11 @@ class StageRunner:
         self, stage: str, round_: int, requests: Mapping[int, Content], result: StageResult
     ) -> Iterator[Message]:
         """The messages, each encoded when it is taken: in one process they need not all be in memory at once."""
-        uses = Counter(id(content) for content in requests.values())
+        # Contents made on demand are nobody else's, and to count them would be to make them.
+        uses = Counter[int]() if isinstance(requests, PerClient) else Counter(map(id, requests.values()))
         shared: dict[int, RecordDict] = {}
-        for client, content in sorted(requests.items()):
+        for client in sorted(requests):
+            content = requests[client]
             key = id(content)
             encoded = shared[key] if key in shared else encode(content)
             if uses[key] > 1:

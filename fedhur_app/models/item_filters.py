@@ -4,7 +4,7 @@ A filter ``F`` (I, I) scores the items of user ``u`` by ``r_u F``, with ``r_u`` 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,8 @@ _TIE_TOLERANCE = 1e-10
 _GUARD = 16
 _KRYLOV_TOLERANCE = 1e-4
 _KRYLOV_STEPS = 20
+# Columns of the clients' sides that are multiplied at once, or those of one client.
+_SIDE_COLUMNS = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +41,9 @@ class FilterFactors:
     items with interactions.
 
     Attributes:
-        basis: (I, r) float64, right singular vectors of the normalised training matrix, in columns.
-        values: (r,) float64, squared singular values in descending order, in (0, 1].
-        degrees: (I,) float64, training interactions of every item at this client.
+        basis: (I, r) floating, right singular vectors of the normalised training matrix, in columns.
+        values: (r,) floating, squared singular values in descending order, in (0, 1].
+        degrees: (I,) floating, training interactions of every item at this client.
     """
 
     basis: Tensor
@@ -65,15 +67,25 @@ class FilterFactors:
         Raises:
             ValueError: For a negative ``svd_number``.
         """
+        basis, ideal = self.basis.double(), self.ideal_width(svd_number)
+        root = self.degrees.double().sqrt()[:, None]
+        low_pass = basis[:, :ideal]
+        left = torch.cat([basis * self.values.double(), weight * _inverse_or_zero(root) * low_pass], dim=1)
+        return left, torch.cat([basis, root * low_pass], dim=1)
+
+    def ideal_width(self, svd_number: int) -> int:
+        """Number of columns of ``V_s``, see :meth:`sides`.
+
+        Raises:
+            ValueError: For a negative ``svd_number``.
+        """
         if svd_number < 0:
             raise ValueError(f"svd_number must not be negative: {svd_number}")
         kept = min(svd_number, len(self.values))
-        if kept:
-            kept = int((self.values >= self.values[kept - 1] - _TIE_TOLERANCE * self.values[0]).sum())
-        ideal = self.basis[:, :kept]
-        root = self.degrees.sqrt()[:, None]
-        left = torch.cat([self.basis * self.values, weight * _inverse_or_zero(root) * ideal], dim=1)
-        return left, torch.cat([self.basis, root * ideal], dim=1)
+        if not kept:
+            return 0
+        values = self.values.double()
+        return int((values >= values[kept - 1] - _TIE_TOLERANCE * values[0]).sum())
 
 
 def gfcf_factors(train: UserItems, n_items: int) -> FilterFactors:
@@ -118,7 +130,9 @@ def mean_filter(
 
     Of rank ``q`` it is the best approximation in the Frobenius norm, ``F V V^T`` with ``V`` the top right singular
     vectors of ``F``. They come from the eigenpairs of ``F^T F``: dense up to ``DENSE_ITEMS`` items; beyond, by block
-    Krylov with a fixed start from products with the factors, never an I x I matrix, and only nearly the best.
+    Krylov with a fixed start from products with the factors, never an I x I matrix, and only nearly the best. A step
+    then takes ``8 I R c`` operations, with ``R`` the columns of all clients' sides and ``c <= q + 16``; what is held
+    beside the clients' factors is the sides of a few of them and about ``10 I (q + 16)`` numbers of the solver.
 
     Args:
         factors: One for each of ``K`` clients.
@@ -142,12 +156,12 @@ def mean_filter(
     if len(sizes) > 1:
         raise ValueError(f"the clients' filters are over catalogues of different sizes: {sorted(sizes)}")
     n_items, n_clients = sizes.pop(), len(factors)
-    sides = [client.sides(svd_number, weight) for client in factors]
-    columns = sum(left.shape[1] for left, _ in sides)
+    columns = sum(len(client.values) + client.ideal_width(svd_number) for client in factors)
 
     if n_items <= DENSE_ITEMS:
         mean = torch.zeros(n_items, n_items, dtype=torch.float64)
-        for left, right in sides:
+        for client in factors:
+            left, right = client.sides(svd_number, weight)
             mean.addmm_(left, right.T, alpha=1 / n_clients)
         right = _positive_eigenpairs(mean.T @ mean, rank)[0]
         left = mean @ right
@@ -157,19 +171,26 @@ def mean_filter(
                 f"the exact mean filter of {n_clients} clients over {n_items} items needs a matrix of items by items, "
                 f"which is formed for up to {DENSE_ITEMS} items only: give a rank below {n_items}"
             )
+        sides = [client.sides(svd_number, weight) for client in factors]
         left = torch.cat([left for left, _ in sides], dim=1) / n_clients
         right = torch.cat([right for _, right in sides], dim=1)
     else:
         noise = torch_generator(0, "mean filter")
         start = torch.randn(n_items, min(rank + _GUARD, n_items), generator=noise, dtype=torch.float64)
-        transposed = [(right, left) for left, right in sides]
+
+        def product(columns: Tensor, transposed: bool = False) -> Tensor:
+            total = torch.zeros_like(columns)
+            for left, right in _sides(factors, svd_number, weight):
+                total.addmm_(*((right, left.T @ columns) if transposed else (left, right.T @ columns)))
+            return total / n_clients
+
         right, values = top_eigenpairs(
-            lambda x: _mean_product(transposed, _mean_product(sides, x)), start, rank, _KRYLOV_TOLERANCE, _KRYLOV_STEPS
+            lambda x: product(product(x), transposed=True), start, rank, _KRYLOV_TOLERANCE, _KRYLOV_STEPS
         )
         right = right[:, _is_positive(values)]
-        left = _mean_product(sides, right)
+        left = product(right)
     # Eigenvectors hold rounding noise where they should hold zeros, and noise would order items that nobody has.
-    known = torch.stack([client.degrees for client in factors]).sum(0) > 0
+    known = torch.stack([client.degrees > 0 for client in factors]).any(0)
     return left.float(), (right * known[:, None]).float()
 
 
@@ -290,9 +311,18 @@ def _is_positive(values: Tensor) -> Tensor:
     return (values > 0) & (values >= _RANK_TOLERANCE * values[:1])
 
 
-def _mean_product(sides: Sequence[tuple[Tensor, Tensor]], columns: Tensor) -> Tensor:
-    """``F @ columns`` for the mean ``F`` of the filters ``left @ right.T``; (I, c) to (I, c)."""
-    result = torch.zeros_like(columns)
-    for left, right in sides:
-        result.addmm_(left, right.T @ columns, alpha=1 / len(sides))
-    return result
+def _sides(factors: Sequence[FilterFactors], svd_number: int, weight: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """The sides of all clients, those of a few side by side.
+
+    Made anew for every product, since those of all clients are four to eight times as large as their factors; some at a
+    time, since a product with the few columns of one client spends its time on the result.
+    """
+    gathered: list[tuple[Tensor, Tensor]] = []
+    columns = 0
+    for number, client in enumerate(factors, start=1):
+        gathered.append(client.sides(svd_number, weight))
+        columns += gathered[-1][0].shape[1]
+        if columns >= _SIDE_COLUMNS or number == len(factors):
+            lefts, rights = zip(*gathered, strict=True)
+            yield torch.cat(lefts, dim=1), torch.cat(rights, dim=1)
+            gathered, columns = [], 0

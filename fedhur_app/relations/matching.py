@@ -1,14 +1,13 @@
 """How well does candidate ``j`` answer target ``k``'s query: scores and the scorer's features (eq. 18-19).
 
-Scores are ``(B, K, K)``: block, target ``k``, candidate ``j``.
+Scores are ``(B, K, K)``: block, target ``k``, candidate ``j``. ``B`` may be some blocks of a level, and for energies
+the targets some of the clients: with thousands of clients only a part fits into memory.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-
-from fedhur_app.relations.hierarchy import Level
 
 FeatureSet = Literal["all", "total", "no-total", "no-scale", "no-direction", "direction"]
 
@@ -28,8 +27,8 @@ class EnergyScores:
     """Energies of candidates along the targets' queries.
 
     Attributes:
-        rho: ``(B, K, K, q)``, ``||q_kt^T Z_j||_2`` for each direction ``t``.
-        total: ``s (B, K, K)``, ``||Q_k^T Z_j||_F^2 = sum_t rho_kjt^2``.
+        rho: ``(B, T, K, q)``, ``||q_kt^T Z_j||_2`` for each direction ``t``.
+        total: ``s (B, T, K)``, ``||Q_k^T Z_j||_F^2 = sum_t rho_kjt^2``.
         nu: ``(B, K)``, ``||Z_j||_F / sqrt(m d)``, the scale of the candidate.
     """
 
@@ -39,59 +38,67 @@ class EnergyScores:
 
 
 def energy_scores(
-    query: torch.Tensor, grams: torch.Tensor, level: Level, width: int, max_bytes: int = 128 * 2**20
+    query: torch.Tensor, grams: torch.Tensor, sizes: torch.Tensor, width: int, max_bytes: int = 128 * 2**20
 ) -> EnergyScores:
-    """Energy of every candidate along every target's queries (eq. 18).
+    """Energy of every candidate along the targets' queries (eq. 18).
 
     ``rho_kjt^2 = q_kt^T H_j q_kt = <q q^T, H_j>``: one matrix product a block, on upper triangles.
 
     Args:
-        query: ``Q (K, B, b, q)``.
-        grams: ``H (K, B, b, b)``.
-        level: The level of these blocks.
+        query: ``Q (T, B, b, q)`` of the targets.
+        grams: ``H (K, B, b, b)`` of the candidates.
+        sizes: ``(B,)`` number of groups in every block.
         width: ``d``, columns of the item tables.
         max_bytes: Bound of the work memory for the products ``q q^T``, at least one target's.
     """
-    clients, n_blocks, size, directions = query.shape
+    targets, n_blocks, size, directions = query.shape
     rows, columns = torch.triu_indices(size, size, device=query.device)
     twice = torch.where(rows == columns, 1, 2).to(grams.dtype)
     per_target = directions * len(rows) * query.element_size()
     chunk = max(1, max_bytes // max(1, per_target))
-    rho = query.new_empty(n_blocks, clients, clients, directions)
+    rho = query.new_empty(n_blocks, targets, len(grams), directions)
     for block in range(n_blocks):
         candidates = (grams[:, block, rows, columns] * twice).T
         by_direction = query[:, block].transpose(-1, -2)
-        for first in range(0, clients, chunk):
+        for first in range(0, targets, chunk):
             part = by_direction[first : first + chunk]
             energy = (part[..., rows] * part[..., columns]) @ candidates
             rho[block, first : first + chunk] = energy.transpose(-1, -2)
     rho.clamp_min_(0)
     total = rho.sum(dim=-1)
     trace = grams.diagonal(dim1=-2, dim2=-1).sum(dim=-1).T.clamp_min(0)
-    return EnergyScores(rho.sqrt_(), total, (trace / (level.mask.sum(dim=1)[:, None] * width)).sqrt())
+    return EnergyScores(rho.sqrt_(), total, (trace / (sizes[:, None] * width)).sqrt())
 
 
 def features(scores: EnergyScores, which: FeatureSet = "all") -> torch.Tensor:
     """Features ``x_kj = Norm_j[rho_1..rho_q, nu, sqrt(s)]`` (eq. 19), or some of them.
 
     Args:
-        scores: Of one level.
+        scores: Of some blocks and targets.
         which: ``all``, only the ``total`` energy or only ``direction``, or all without one kind.
 
     Returns:
-        ``(B, K, K, f)``, standardised over candidates.
+        ``(B, T, K, f)``, standardised over candidates.
 
     Raises:
         ValueError: For an unknown feature set.
     """
-    if which not in _PARTS:
-        raise ValueError(f"There is no feature set {which!r}; choose one of {', '.join(_PARTS)}.")
+    parts = _parts(which)
     kinds = {
         "direction": scores.rho,
         "scale": scores.nu[:, None, :, None].expand(*scores.total.shape, 1),
         "total": scores.total.sqrt()[..., None],
     }
-    return torch.cat([standardise(kinds[part], dim=2) for part in _PARTS[which]], dim=-1)
+    return torch.cat([standardise(kinds[part], dim=2) for part in parts], dim=-1)
+
+
+def feature_width(which: FeatureSet, directions: int) -> int:
+    """Number of features ``f`` of a feature set for ``q`` directions.
+
+    Raises:
+        ValueError: For an unknown feature set.
+    """
+    return sum(directions if part == "direction" else 1 for part in _parts(which))
 
 
 def standardise(values: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -169,6 +176,12 @@ def concentration(scores: torch.Tensor, top: int = 10) -> float:
     masked = scores.double().clone().fill_diagonal_(-torch.inf)
     best = masked.argsort(dim=1, descending=True, stable=True)[:, : min(top, clients - 1)]
     return float(torch.bincount(best.flatten(), minlength=clients).max()) / (clients - 1)
+
+
+def _parts(which: str) -> tuple[str, ...]:
+    if which not in _PARTS:
+        raise ValueError(f"There is no feature set {which!r}; choose one of {', '.join(_PARTS)}.")
+    return _PARTS[which]
 
 
 def _unit_rows(values: torch.Tensor) -> torch.Tensor:

@@ -1,15 +1,19 @@
 """From scores to weights, residuals and personal filters (eq. 21-24)."""
 
+from collections.abc import Iterable
+
 import torch
 
 from fedhur_app.relations.eigen import top_eigenpairs
-from fedhur_app.relations.filters import blocks_of
+from fedhur_app.relations.filters import Tables, blocks_of
 from fedhur_app.relations.hierarchy import Level
 from fedhur_app.relations.matching import standardise
 from fedhur_app.seeding import torch_generator
 
 # Random columns of the Krylov solver, see top_eigenpairs.
 _GUARD = 8
+# Work memory where something is computed of all clients, some at a time.
+_CHUNK_BYTES = 32 * 2**20
 
 
 def corrected_scores(scores: torch.Tensor, correction: torch.Tensor, strength: float) -> torch.Tensor:
@@ -68,6 +72,9 @@ def weights(
 def residuals(alpha: torch.Tensor, grams: torch.Tensor, center: bool = False) -> torch.Tensor:
     """``R_k = sum_j alpha_kj (F_j - F_g) = sum_j alpha_kj H_j - mean_j H_j`` (eq. 23).
 
+    With group means ``(K, B, b, d)`` in place of the Grams it is parameter averaging, ``sum_j alpha_kj z_j - mean_j
+    z_j``: the option for coarse levels of very large catalogues; it needs tables in common coordinates.
+
     Args:
         alpha: ``(B, K, K)`` with rows that sum to 1.
         grams: ``H (K, B, b, b)``, in the units of the item tables (no client or filter scale).
@@ -80,27 +87,12 @@ def residuals(alpha: torch.Tensor, grams: torch.Tensor, center: bool = False) ->
     return mixed - (mixed if center else grams).mean(dim=0)
 
 
-def mean_shifts(alpha: torch.Tensor, means: torch.Tensor, level: Level) -> torch.Tensor:
-    """Parameter averaging on a level: ``sum_j alpha_kj z_j - mean_j z_j`` for every group.
-
-    The option for coarse levels of very large catalogues; it needs tables in common coordinates.
-
-    Args:
-        alpha: ``(B, K, K)`` with rows that sum to 1.
-        means: ``z (K, m, d)`` group means of all clients.
-        level: The level of these groups.
-
-    Returns:
-        ``(K, m, d)``.
-    """
-    mixed = torch.einsum("mkj,jmd->kmd", alpha[level.parent], means)
-    return mixed - means.mean(dim=0)
-
-
 def item_norm(blocks: torch.Tensor, level: Level) -> torch.Tensor:
-    """``||A R A^T||_F (...)`` of blocks ``(..., B, b, b)``: an entry counts by its groups' sizes."""
+    """``||A R A^T||_F (K,)`` of blocks ``(K, B, b, b)``: an entry counts by its groups' sizes."""
     sizes = blocks_of(level.sizes[:, None].to(blocks.dtype), level)
-    return (blocks.square() * sizes * sizes.transpose(-1, -2)).sum(dim=(-3, -2, -1)).sqrt()
+    # Some clients at a time: the squares of all are as large as all the blocks.
+    parts = blocks.split(max(1, _CHUNK_BYTES // (blocks[0].numel() * blocks.element_size())))
+    return torch.cat([(part.square() * sizes * sizes.transpose(-1, -2)).sum(dim=(-3, -2, -1)) for part in parts]).sqrt()
 
 
 def bound_residuals(blocks: torch.Tensor, level: Level, max_ratio: float, global_norm: float) -> torch.Tensor:
@@ -121,8 +113,8 @@ def bound_residuals(blocks: torch.Tensor, level: Level, max_ratio: float, global
 def shared_basis_filters(
     vectors: torch.Tensor,
     values: torch.Tensor,
-    tables: torch.Tensor,
-    alpha: torch.Tensor,
+    tables: Tables,
+    alphas: Iterable[torch.Tensor],
     gamma: float,
     labels: torch.Tensor | None = None,
     center: bool = False,
@@ -131,45 +123,61 @@ def shared_basis_filters(
 
     ``M_k = V^T S~_k V`` with ``S~_k = S_g + gamma sum_a 1_a (sum_j alpha_kj^(a) E_j E_j^T - S_g) 1_a`` over the
     groups ``a`` of one level (beyond the paper). The client aligns to ``V M_k V^T``: what travels is one symmetric
-    ``r x r`` matrix, and the cost is ``2 K I r d + G K^2 r^2`` operations for all clients together, against
-    ``4 m I d^2`` for one multiplication and one client in :func:`personal_eigenpairs`.
+    ``r x r`` matrix, and the cost is ``2 K I r d + 2 G K^2 r^2`` operations for all clients together, against
+    ``4 m I d^2`` for one multiplication and one client in :func:`personal_eigenpairs`. Beside the result, memory is
+    held for two matrices ``r x r`` a client and the weights of one group.
 
     Args:
         vectors: ``V (I, r)``, eigenvectors of ``S_g``.
         values: ``w (r,)``, their eigenvalues.
-        tables: ``(K, I, d)`` of the clients that are targets and candidates.
-        alpha: ``(G, K, K)`` weights in every group, targets in rows.
+        tables: ``K`` tables ``(I, d)`` of the clients that are targets and candidates.
+        alphas: Weights ``(K, K)`` of every group in turn, targets in rows.
         gamma: Strength, from 0 (``S_g``) to 1 (the peers' mean inside groups).
-        labels: ``(I,)`` group of every item; ``None`` makes the whole catalogue one group (``G = 1``).
+        labels: ``(I,)`` group of every item; ``None`` makes the whole catalogue one group.
         center: Subtract the mean over clients from what is added, so that it does not shift the next round's ``S_g``.
 
     Returns:
         ``(K, r, r)``, symmetric.
 
     Raises:
-        ValueError: If ``alpha`` and the groups do not fit.
+        ValueError: If the weights and the groups do not fit.
     """
     n_items, rank = vectors.shape
     groups = torch.zeros(n_items, dtype=torch.long) if labels is None else labels
-    n_groups = int(groups.max()) + 1
-    if len(alpha) != n_groups:
-        raise ValueError(f"There are weights for {len(alpha)} groups, but the items have {n_groups} groups.")
+    n_groups, seen = int(groups.max()) + 1, 0
     clients = len(tables)
     added = vectors.new_zeros(clients, rank * rank)
-    for group in range(n_groups):
-        rows = (groups == group).nonzero()[:, 0]
-        seen = vectors[rows].T @ tables[:, rows]
-        grams = (seen @ seen.transpose(-1, -2)).flatten(1)
-        mixed = alpha[group] @ grams
-        added += mixed - (mixed if center else grams).mean(dim=0)
-    filters = torch.diag(values) + gamma * added.reshape(clients, rank, rank)
+    for group, alpha in enumerate(alphas):
+        seen = group + 1
+        if group < n_groups:
+            grams = _seen_grams(vectors, tables, (groups == group).nonzero()[:, 0])
+            mixed = alpha @ grams
+            mean = (mixed if center else grams).mean(dim=0)
+            added += mixed.sub_(mean)
+    if seen != n_groups:
+        raise ValueError(f"There are weights for {seen} groups, but the items have {n_groups} groups.")
+    filters = added.mul_(gamma).reshape(clients, rank, rank)
+    filters += torch.diag(values)
     return (filters + filters.transpose(-1, -2)) / 2
+
+
+def _seen_grams(vectors: torch.Tensor, tables: Tables, rows: torch.Tensor) -> torch.Tensor:
+    """``V_a^T E_k E_k^T V_a`` on the items ``rows`` of one group, of all clients: ``(K, r^2)``."""
+    basis = vectors[rows].T
+    rank, count = basis.shape
+    grams = vectors.new_empty(len(tables), rank * rank)
+    chunk = max(1, _CHUNK_BYTES // max(1, tables[0].shape[1] * max(count, rank) * vectors.element_size()))
+    for first in range(0, len(tables), chunk):
+        part = slice(first, first + chunk)
+        seen = basis @ torch.stack([table[rows] for table in tables[part]])
+        grams[part] = (seen @ seen.transpose(-1, -2)).flatten(1)
+    return grams
 
 
 def personal_eigenpairs(
     vectors: torch.Tensor,
     values: torch.Tensor,
-    tables: torch.Tensor,
+    tables: Tables,
     alpha: torch.Tensor,
     gamma: float,
     rank: int,
@@ -187,7 +195,7 @@ def personal_eigenpairs(
     Args:
         vectors: ``V (I, r)`` of ``S_g``, also the warm start.
         values: ``w (r,)``.
-        tables: ``(K, I, d)`` of all clients.
+        tables: ``K`` tables ``(I, d)`` of all clients.
         alpha: ``(G, K)`` the client's weights in every group; candidates of weight 0 cost nothing.
         gamma: Strength, from 0 (``S_g``) to 1 (the peers' mean inside groups).
         rank: Number of pairs.
@@ -211,8 +219,9 @@ def personal_eigenpairs(
     factors = []
     for rows, weight in zip(groups, alpha, strict=True):
         peers = weight.nonzero()[:, 0]
-        scaled = tables[peers][:, rows] * (gamma * weight[peers]).sqrt()[:, None, None]
-        factors.append(torch.cat(list(scaled), dim=1))
+        roots = (gamma * weight[peers]).sqrt()
+        scaled = [tables[peer][rows] * root for peer, root in zip(peers.tolist(), roots, strict=True)]
+        factors.append(torch.cat(scaled, dim=1))
     mass = values[:, None]
 
     def matmul(columns: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ its form (`strategy.start(grid)`) without inheriting from it.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedhur_app.evaluation.ranking import RankSums
 from fedhur_app.protocol import Content, Stage
 from fedhur_app.seeding import numpy_generator
 from server_app.checkpoint import RunFolder
-from server_app.stages import StageResult, StageRunner, say
+from server_app.stages import PerClient, StageResult, StageRunner, say
 
 
 @dataclass(frozen=True)
@@ -252,14 +252,17 @@ class StagedStrategy:
 
     def _requests(
         self,
-        contents: Content | dict[int, Content],
+        contents: Content | Mapping[int, Content],
         clients: list[int],
         round_: int,
         *,
         finish: bool,
         save: bool,
-    ) -> dict[int, Content]:
+    ) -> Mapping[int, Content]:
         """Requests by client; clients with the same content share one object, which is then encoded once."""
+        if isinstance(contents, PerClient):
+            each = contents
+            return PerClient(each, lambda client: self.request(each[client], round_, finish=finish, save=save))
         if isinstance(contents, Content):
             contents = dict.fromkeys(clients, contents)
         distinct = {id(content): content for content in contents.values()}
@@ -386,7 +389,7 @@ class StagedStrategy:
         """Use the uploads; may return statistics for the history."""
         return None
 
-    def configure_personalize(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:
+    def configure_personalize(self, round_: int, clients: list[int]) -> Content | Mapping[int, Content]:
         """The last answer of the round."""
         raise NotImplementedError(f"{type(self).__module__} does not say what clients get back")
 

@@ -5,6 +5,7 @@ resemble the chosen one's on that cluster, up to the elbow of the sorted similar
 The other clients keep theirs.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from fedhur_app.protocol import Content
+from fedhur_app.relations.filters import mean_table
 from fedhur_app.seeding import numpy_generator
-from server_app.strategies.mixing import MixingStrategy, stacked, weighted_mean
+from server_app.stages import PerClient
+from server_app.strategies.mixing import MixingStrategy, Tables, shared_tables, weighted_mean
 
 
 class Server(MixingStrategy):
@@ -23,34 +26,36 @@ class Server(MixingStrategy):
     def aggregate_items(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
         """Cluster the items, form the groups, average within each."""
         settings = self.settings.cofedrec
-        tables = stacked(replies)
+        tables = shared_tables(replies)
         generator = numpy_generator(self.settings.seed, "groups", round_)
-        self.labels = item_clusters(tables.mean(dim=0), settings.clusters, self.settings.seed)
+        self.labels = item_clusters(mean_table(tables), settings.clusters, self.settings.seed)
         clients = list(replies)
         free = np.arange(len(clients))
         sizes = []
+        personal: dict[int, Tables] = {}
         for _ in range(settings.groups):
             if not len(free):
                 break
             chosen = int(generator.integers(len(free)))
             cluster = int(generator.integers(int(self.labels.max()) + 1))
-            members = free[group_of(tables[free][:, self.labels == cluster], chosen)]
+            inside = self.labels == cluster
+            members = free[group_of([tables[client][inside] for client in free], chosen)]
             mean = weighted_mean(
                 torch.ones(len(members)).double(), [replies[clients[member]].record("table") for member in members]
             )
-            self.personal |= {clients[member]: mean for member in members}
+            personal |= {clients[member]: mean for member in members}
             free = np.setdiff1d(free, members)
             sizes.append(len(members))
+        self.personal = personal
         return {"group_sizes": sizes}
 
-    def configure_personalize(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:
+    def configure_personalize(self, round_: int, clients: list[int]) -> Content | Mapping[int, Content]:
         """The clusters, and the mean of its group for a member."""
-        labels = {"labels": {"items": self.labels}}
-        alone = Content(arrays=dict(labels))
-        return {
-            client: Content(arrays=labels | {"table": self.personal[client]}) if client in self.personal else alone
-            for client in clients
-        }
+        labels, personal = {"labels": {"items": self.labels}}, self.personal
+        return PerClient(
+            clients,
+            lambda client: Content(arrays=labels | ({"table": personal[client]} if client in personal else {})),
+        )
 
 
 def item_clusters(table: Tensor, clusters: int, seed: int) -> Tensor:
@@ -62,19 +67,24 @@ def item_clusters(table: Tensor, clusters: int, seed: int) -> Tensor:
     return torch.from_numpy(labels).to(torch.int16)
 
 
-def group_of(rows: Tensor, chosen: int) -> np.ndarray:
+def group_of(rows: Sequence[Tensor], chosen: int) -> np.ndarray:
     """Clients (rising numbers) most similar to `chosen` on some items, up to the elbow, `chosen` included.
 
     Args:
-        rows: The tables of K clients on these items, (K, b, d).
+        rows: The tables of K clients on these items, (b, d) each.
         chosen: Whose group it is.
     """
-    unit = rows.double() / rows.double().norm(dim=-1, keepdim=True).clamp_min(1e-30)
-    similarity = (unit * unit[chosen]).sum(dim=(1, 2))  # sum of the items' cosines
+    own = _unit_rows(rows[chosen])
+    similarity = torch.stack([(_unit_rows(table) * own).sum() for table in rows])  # sum of the items' cosines
     similarity[chosen] = torch.inf  # first in the order, whatever rounding says
     order = similarity.argsort(descending=True, stable=True)
-    similarity[chosen] = float(rows.shape[1])
+    similarity[chosen] = float(len(own))
     return np.sort(order[: elbow(similarity[order].numpy()) + 1].numpy())
+
+
+def _unit_rows(table: Tensor) -> Tensor:
+    wide = table.double()
+    return wide / wide.norm(dim=-1, keepdim=True).clamp_min(1e-30)
 
 
 def elbow(falling: np.ndarray) -> int:

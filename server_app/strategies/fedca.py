@@ -5,12 +5,17 @@ c_i)`: similarity s of the tables, complementarity c of the data, shares p of th
 Euclidean projection of `p + w_s s_i + w_c c_i` on the simplex, in closed form.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fedhur_app.config import FedCaSettings
 from fedhur_app.protocol import Content
-from server_app.strategies.mixing import MixingStrategy, stacked
+from server_app.strategies.mixing import MixingStrategy, shared_tables
+
+# Work memory for the cosines of the directions of pairs of clients: so many targets at a time.
+_PAIR_BYTES = 64 * 2**20
 
 
 class Server(MixingStrategy):
@@ -23,10 +28,10 @@ class Server(MixingStrategy):
         settings = self.settings.fedca
         examples = torch.tensor([float(content.fields["examples"]) for content in replies.values()]).double()
         shares = examples / examples.sum() if bool(examples.any()) else torch.full_like(examples, 1 / len(examples))
-        bases = torch.stack([content.record("basis")["B"] for content in replies.values()]).double()
+        bases = torch.stack([content.record("basis")["B"].double() for content in replies.values()])
         return composite_weights(
             shares,
-            table_similarity(stacked(replies), settings.similarity),
+            table_similarity(shared_tables(replies), settings.similarity),
             data_complementarity(bases, settings.complementarity),
             settings,
         )
@@ -54,7 +59,7 @@ def simplex_projection(points: Tensor) -> Tensor:
     return (points - excess.gather(-1, support - 1) / support).clamp_min(0)
 
 
-def table_similarity(tables: Tensor, form: str) -> Tensor:
+def table_similarity(tables: Sequence[Tensor], form: str) -> Tensor:
     """`1 / (1 + distance)` (K, K) between the scores of the items on each table's first principal component.
 
     Such scores have no sign of their own: `aligned` takes the nearer of the two. The published code (`repo`) takes them
@@ -62,12 +67,12 @@ def table_similarity(tables: Tensor, form: str) -> Tensor:
     cancel.)
 
     Args:
-        tables: (K, I, d).
+        tables: K tables (I, d).
         form: `aligned` or `repo`.
     """
     scores = []
-    for table in tables.double():
-        centred = table - table.mean(dim=0)
+    for table in tables:
+        centred = table.double() - table.double().mean(dim=0)
         _, directions = torch.linalg.eigh(centred.T @ centred)
         scores.append(centred @ directions[:, -1])
     principal = torch.stack(scores)  # (K, I)
@@ -93,14 +98,20 @@ def data_complementarity(bases: Tensor, form: str) -> Tensor:
         bases: Orthonormal rows (K, t, d); zero rows where a client has fewer directions.
         form: One of the names above.
     """
-    cosines = torch.einsum("itd,jsd->ijts", bases, bases)
+    count = max(1, _PAIR_BYTES // max(1, 8 * len(bases) * bases.shape[1] ** 2))
+    return torch.cat([_complementarity(bases[i : i + count], bases, form) for i in range(0, len(bases), count)])
+
+
+def _complementarity(targets: Tensor, bases: Tensor, form: str) -> Tensor:
+    """The rows (T, K) of some targets (T, t, d)."""
+    cosines = torch.einsum("itd,jsd->ijts", targets, bases)
     if form == "outside":
         directions = bases.square().sum(dim=(1, 2))
         return torch.where(directions > 0, 1 - cosines.square().sum(dim=(2, 3)) / directions.clamp_min(1), 0.0)
     if form == "repo":
         return _greedily_matched(cosines).clamp(-1, 1).arccos().mean(dim=-1).cos()
-    directions = bases.square().sum(dim=2).round().sum(dim=1)
-    number = torch.minimum(directions[:, None], directions)[..., None]  # of principal angles of a pair
+    own, directions = (side.square().sum(dim=2).round().sum(dim=1) for side in (targets, bases))
+    number = torch.minimum(own[:, None], directions)[..., None]  # of principal angles of a pair
     existing = torch.arange(bases.shape[1]) < number
     angles = torch.linalg.svdvals(cosines).clamp(-1, 1).arccos()  # smallest first
     mean = (angles * existing).sum(dim=-1) / number[..., 0].clamp_min(1)

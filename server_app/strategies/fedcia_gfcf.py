@@ -15,10 +15,7 @@ class Server(StagedStrategy):
     def aggregate_items(self, round_: int, replies: dict[int, Content]) -> dict[str, Any]:
         """The mean filter in at most `gfcf.rank` columns."""
         settings = self.settings.gfcf
-        factors = []
-        for content in replies.values():
-            parts = {name: part.double() for name, part in content.record("factors").items()}
-            factors.append(FilterFactors(parts["basis"], parts["values"], parts["degrees"]))
+        factors = [FilterFactors(**content.record("factors")) for content in replies.values()]
         self.filter: tuple[Tensor, Tensor] = mean_filter(
             factors, settings.singular_vectors, settings.ideal_weight, settings.rank
         )

@@ -3,6 +3,7 @@
 With `relation.kind: none` it is FedCIA: everybody gets the top eigenpairs of the mean Gram.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhur_app.config import Settings
-from fedhur_app.protocol import Arrays, Content, Stage
+from fedhur_app.protocol import Content, Stage
 from fedhur_app.relations.filters import (
     GroupFilters,
     block_gram,
@@ -18,7 +19,9 @@ from fedhur_app.relations.filters import (
     group_filters,
     group_means,
     mean_gram_eigenpairs,
+    mean_table,
     pack_blocks,
+    rows_of,
 )
 from fedhur_app.relations.hierarchy import Hierarchy, build_hierarchy
 from fedhur_app.relations.matching import (
@@ -28,17 +31,17 @@ from fedhur_app.relations.matching import (
     concentration,
     cosine_scores,
     energy_scores,
+    feature_width,
     features,
     similarity_scores,
     standardise,
 )
-from fedhur_app.relations.scorer import Scorer
+from fedhur_app.relations.scorer import Scorer, TrainingRows
 from fedhur_app.relations.utility import projection
 from fedhur_app.relations.weights import (
     bound_residuals,
     corrected_scores,
     item_norm,
-    mean_shifts,
     personal_eigenpairs,
     residuals,
     shared_basis_filters,
@@ -46,12 +49,21 @@ from fedhur_app.relations.weights import (
 )
 from fedhur_app.seeding import numpy_generator, torch_generator
 from server_app.checkpoint import RunFolder
-from server_app.stages import DivergedRunError, say
+from server_app.stages import DivergedRunError, PerClient, say
 from server_app.strategies.base import Fleet, StagedStrategy
+
+# Work memory for numbers of pairs of clients: so many blocks, or targets of one block, are matched at once. Small
+# enough for the processor's cache: eight times as much takes almost twice as long with 1,000 clients.
+_PAIR_BYTES = 8 * 2**20
 
 
 class Server(StagedStrategy):
-    """One round: collect tables, build the hierarchy, match queries, return personal filters."""
+    """One round: collect tables, build the hierarchy, match queries, return personal filters.
+
+    With ``K`` clients, what is held beside the clients' tables is small multiples of ``K^2`` numbers, of the block
+    Grams and of the group means. Scores, features and weights of all pairs on all blocks are not: they pass by in
+    parts, see :meth:`_relations`.
+    """
 
     def __init__(self, settings: Settings, fleet: Fleet, folder: RunFolder | None = None) -> None:
         super().__init__(settings, fleet, folder)
@@ -65,12 +77,13 @@ class Server(StagedStrategy):
         self.hierarchy: Hierarchy | None = None
         # Of the present round only: who uploaded, what, and what was made of it.
         self.uploaded: list[int] = []
-        self.tables = torch.empty(0)
+        self.tables: list[Tensor] = []
         self.spectrum: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
         self.statistics: dict[str, Any] = {}
         self.filters = GroupFilters([], [], [])
         self.queries: dict[int, dict[str, Tensor]] = {}
         self.projection_seed = 0
+        self.training: TrainingRows | None = None
 
     # --- stage 1 ------------------------------------------------------------------------------------------------
 
@@ -78,7 +91,7 @@ class Server(StagedStrategy):
         """Mean Gram (eq. 2), hierarchy and public group filters (eq. 3-9)."""
         settings = self.settings
         self.uploaded = list(replies)
-        self.tables = torch.stack([content.record("table")["items"] for content in replies.values()])
+        self.tables = [content.record("table")["items"] for content in replies.values()]
         self._check_size(round_)
         vectors, values = mean_gram_eigenpairs(
             self.tables, settings.rank, previous_basis=self.basis, seed=settings.seed
@@ -96,7 +109,7 @@ class Server(StagedStrategy):
                 branching = (
                     [settings.hierarchy.flat_groups] if settings.hierarchy.flat else settings.hierarchy.branching
                 )
-                self.hierarchy = build_hierarchy(self.tables.mean(dim=0), branching, settings.seed)
+                self.hierarchy = build_hierarchy(mean_table(self.tables), branching, settings.seed)
             statistics["groups"] = [level.n_groups for level in self.hierarchy.levels]
         return statistics
 
@@ -130,117 +143,156 @@ class Server(StagedStrategy):
         self.queries = {client: content.record("queries") for client, content in replies.items()}
         if len(replies) < len(self.uploaded):
             kept = [self.uploaded.index(client) for client in replies]
-            self.tables = self.tables[kept]
+            self.tables = [self.tables[row] for row in kept]
             self.filters = self.filters.of_clients(kept)
             self.uploaded = list(replies)
 
     # --- stage 3 ------------------------------------------------------------------------------------------------
 
-    def configure_personalize(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:
+    def configure_personalize(self, round_: int, clients: list[int]) -> Content | Mapping[int, Content]:
         """The global filter, and what makes it personal."""
         vectors, values = self.spectrum
         self.statistics = {}
         if self.relation.kind == "none":
+            self._forget()
             return Content(arrays={"filter": {"V": vectors, "w": values}})
-        alphas = self._relations(round_)
+        relations = self._relations(round_)
         item = self.settings.residual.kind == "item"
-        personal = self._item_filters(alphas) if item else self._group_residuals(alphas)
+        personal = self._item_filters(relations) if item else self._group_residuals(relations)
+        self._forget()
         common = {"filter": {"V": vectors, "w": values}}
-        return {client: Content(arrays=common | personal[client]) for client in clients}
+        return PerClient(clients, lambda client: Content(arrays=common | personal[client].arrays))
 
     def aggregate_personalize(self, round_: int, replies: dict[int, Content]) -> dict[str, Any]:
         """Mean error of the fit over the clients, and the round's relation statistics."""
         errors = [float(content.fields["fit_error"]) for content in replies.values()]
-        self.tables = torch.empty(0)
+        return {"fit_error": float(np.mean(errors)), **self.statistics}
+
+    def _forget(self) -> None:
+        """Drop what the clients sent, before the answers take memory."""
+        self.tables = []
         self.queries = {}
         self.filters = GroupFilters([], [], [])
-        return {"fit_error": float(np.mean(errors)), **self.statistics}
+        self.training = None
 
     # --- relations ----------------------------------------------------------------------------------------------
 
-    def _relations(self, round_: int) -> list[Tensor]:
-        """Weights alpha (B, K, K) of every level (eq. 18-22)."""
-        score = self.settings.score
-        include_self = self.relation.include_self or len(self.uploaded) == 1
-        all_scores = self._scores(round_)
-        # Over all candidates first: who is wanted most cannot be seen once the weights of all but a few are zero.
-        full = [weights(scores, score.tau, score.standardize, include_self) for scores in all_scores]
-        peers = self.settings.residual.peers
-        alphas = full
-        if peers is not None:
-            alphas = [weights(scores, score.tau, score.standardize, include_self, peers) for scores in all_scores]
-        self.statistics["relation"] = {
-            f"level.{number}": {
-                "largest_weight": float(alpha.max()),
-                "mean_largest_weight": float(alpha.amax(dim=-1).mean()),
-                "concentration": concentration(wanted.mean(dim=0)),
-            }
-            for number, (alpha, wanted) in enumerate(zip(alphas, full, strict=True), 1)
-        }
-        return alphas
+    def _relations(self, round_: int) -> Iterator[tuple[int, slice, Tensor]]:
+        """Weights of all levels (eq. 18-22), a few blocks at a time; go through them to the end.
 
-    def _scores(self, round_: int) -> list[Tensor]:
-        """Scores r (B, K, K) of every level, targets in rows."""
-        relation, hierarchy = self.relation, self._tree()
+        At the end the scorer is trained on this round's pairs (eq. 20), those of its minibatches having been taken as
+        they passed, and the statistics are complete.
+
+        Yields:
+            Index of the level, some of its blocks, and their alpha (b, K, K) with targets in rows.
+        """
+        score, peers, levels = self.settings.score, self.settings.residual.peers, self._tree().levels
+        clients = len(self.uploaded)
+        include_self = self.relation.include_self or clients == 1
         # With a utility stage these are the filters that the clients' queries are made from.
-        filters = self.filters if relation.kind == "utility" else self._filters()
-        if relation.filter_scale == "spectral":
+        filters = self.filters if self.relation.kind == "utility" else self._filters()
+        if self.relation.filter_scale == "spectral":
             filters = filters.spectral()
+        self._draw_training_rows(round_)
+        statistics = {}
+        for index, level in enumerate(levels):
+            largest = []
+            wanted = torch.zeros(clients, clients, dtype=torch.float64)
+            count = max(1, _PAIR_BYTES // (clients * self._target_bytes()))
+            for first in range(0, len(level.members), count):
+                blocks = slice(first, min(first + count, len(level.members)))
+                scores = self._scores(index, blocks, filters)
+                # Over all candidates first: who is wanted most cannot be seen once only a few have weights.
+                full = weights(scores, score.tau, score.standardize, include_self)
+                wanted += full.sum(dim=0, dtype=torch.float64)
+                alpha = full
+                if peers is not None:
+                    alpha = weights(scores, score.tau, score.standardize, include_self, peers)
+                largest.append(alpha.amax(dim=-1))
+                yield index, blocks, alpha
+            of_targets = torch.cat(largest)
+            statistics[f"level.{index + 1}"] = {
+                "largest_weight": float(of_targets.max()),
+                "mean_largest_weight": float(of_targets.mean()),
+                "concentration": concentration(wanted),
+            }
+        if self.training is not None:
+            assert self.scorer is not None
+            self.statistics["scorer_loss"] = self.scorer.fit(self.training)
+        self.statistics["relation"] = statistics
+
+    def _target_bytes(self) -> int:
+        """About the work memory that one target takes on one block, with all candidates."""
+        numbers = 12
+        if self.relation.kind == "utility" and self.relation.match == "energy":
+            numbers += 5 * self.relation.query_width
+        return 4 * numbers * len(self.uploaded)
+
+    def _scores(self, index: int, blocks: slice, filters: GroupFilters) -> Tensor:
+        """Scores r (b, K, K) of some blocks of a level, targets in rows."""
+        relation, level = self.relation, self._tree().levels[index]
+        grams = filters.grams[index][:, blocks]
         kind = {
             "similarity": similarity_scores,
             "complementarity": complementarity_scores,
             "both": both_scores,
         }.get(relation.kind)
         if kind is not None:
-            return [kind(grams) for grams in filters.grams]
-        queries = [self._query_blocks(number) for number in range(1, len(hierarchy.levels) + 1)]
+            return kind(grams)
+        query = self._query_blocks(index, blocks)
         if relation.match == "cosine":
-            return [
-                cosine_scores(
-                    query,
-                    filters.grams[index],
-                    filters.public[index],
-                    projection(level, relation.query_width, self.projection_seed, index + 1),
-                )
-                for index, (level, query) in enumerate(zip(hierarchy.levels, queries, strict=True))
-            ]
-        width = self.tables.shape[-1]
-        energies = [
-            energy_scores(query, filters.grams[index], level, width)
-            for index, (level, query) in enumerate(zip(hierarchy.levels, queries, strict=True))
-        ]
-        return self._corrected(round_, energies)
+            directions = projection(level, relation.query_width, self.projection_seed, index + 1)
+            return cosine_scores(query, grams, filters.public[index][blocks], directions[blocks])
+        clients, width = len(self.uploaded), self.tables[0].shape[-1]
+        sizes = level.mask[blocks].sum(dim=1)
+        scores = query.new_empty(len(sizes), clients, clients)
+        # Either all targets at once or, where one block is too much, some of them on one block.
+        count = max(1, _PAIR_BYTES // (len(sizes) * self._target_bytes()))
+        before = sum(len(level.members) for level in self._tree().levels[:index]) + blocks.start
+        for first in range(0, clients, count):
+            energy = energy_scores(query[first : first + count], grams, sizes, width)
+            scores[:, first : first + count] = self._corrected(energy, (before * clients + first) * clients)
+        return scores
 
-    def _corrected(self, round_: int, energies: list[EnergyScores]) -> list[Tensor]:
-        """Add the scorer's view (eq. 21); only then train it on this round (eq. 20)."""
+    def _corrected(self, energy: EnergyScores, first: int) -> Tensor:
+        """Add the view of the scorer as the round before left it (eq. 21), and take rows to train it on.
+
+        Args:
+            energy: Of some blocks with all targets, or of some targets on one block.
+            first: Number of the first of these pairs among all pairs of the round.
+        """
         score = self.settings.score
-        if score.correction == 0:
-            return [energy.total for energy in energies]
-        inputs = [features(energy, score.features) for energy in energies]
+        if self.training is None:
+            return energy.total
+        assert self.scorer is not None
+        inputs = features(energy, score.features)
+        self.training.collect(first, inputs, standardise(energy.total))
+        return corrected_scores(energy.total, self.scorer.predict(inputs), score.correction)
+
+    def _draw_training_rows(self, round_: int) -> None:
+        """Choose the pairs that the scorer will be trained on; none where there is no scorer."""
+        relation, score = self.relation, self.settings.score
+        self.training = None
+        if relation.kind != "utility" or relation.match == "cosine" or score.correction == 0:
+            return
         if self.scorer is None:
-            self.scorer = self._new_scorer(inputs[0].shape[-1])
-        corrected = [
-            corrected_scores(energy.total, self.scorer.predict(x), score.correction)
-            for energy, x in zip(energies, inputs, strict=True)
-        ]
-        rows = torch.cat([x.flatten(0, -2) for x in inputs])
-        targets = torch.cat([standardise(energy.total).flatten() for energy in energies])
-        generator = torch_generator(self.settings.seed, "scorer", round_)
-        self.statistics["scorer_loss"] = self.scorer.fit(rows, targets, generator)
-        return corrected
+            self.scorer = self._new_scorer(feature_width(score.features, relation.query_width))
+        pairs = sum(len(level.members) for level in self._tree().levels) * len(self.uploaded) ** 2
+        self.training = self.scorer.draw(pairs, torch_generator(self.settings.seed, "scorer", round_))
 
     def _new_scorer(self, n_features: int) -> Scorer:
         score = self.settings.score
         seed = int(numpy_generator(self.settings.seed, "scorer").integers(2**31))
         return Scorer(n_features, score.hidden, score.lr, score.steps, score.batch, seed)
 
-    def _query_blocks(self, number: int) -> Tensor:
-        """Queries of a level as blocks (K, B, b, q); clients send the rows of real groups only."""
-        level = self._tree().levels[number - 1]
-        blocks = torch.zeros(len(self.uploaded), *level.members.shape, self.relation.query_width)
-        for row, client in enumerate(self.uploaded):
-            blocks[row][level.mask] = self.queries[client][f"level.{number}"]
-        return blocks
+    def _query_blocks(self, index: int, blocks: slice) -> Tensor:
+        """Queries on some blocks of a level, (K, b, c, q) with up to c groups; clients send real groups only."""
+        mask = self._tree().levels[index].mask
+        first, last = int(mask[: blocks.start].sum()), int(mask[: blocks.stop].sum())
+        rows = torch.stack([self.queries[client][f"level.{index + 1}"][first:last] for client in self.uploaded])
+        result = rows.new_zeros(len(rows), *mask[blocks].shape, self.relation.query_width)
+        result[:, mask[blocks]] = rows
+        return result
 
     def _filters(self) -> GroupFilters:
         """Filters for matching; `filter_scale` comes later, since clients receive the unscaled public ones."""
@@ -259,60 +311,75 @@ class Server(StagedStrategy):
 
     # --- what makes a filter personal ---------------------------------------------------------------------------
 
-    def _group_residuals(self, alphas: list[Tensor]) -> dict[int, Arrays]:
+    def _group_residuals(self, relations: Iterator[tuple[int, slice, Tensor]]) -> dict[int, Content]:
         """Residuals R_k of every level that weighs something (eq. 23), or shifts of group means."""
-        settings, hierarchy = self.settings, self._tree()
+        settings, levels = self.settings, self._tree().levels
         residual = settings.residual
         norm = float(self.spectrum[1].norm())
-        means = group_means(self.tables, hierarchy)
-        personal: dict[int, Arrays] = {client: {} for client in self.uploaded}
-        ratios = {}
-        for index, (level, alpha, beta) in enumerate(zip(hierarchy.levels, alphas, residual.beta, strict=True)):
-            name = f"level.{index + 1}"
-            if beta == 0:
+        means = group_means(self.tables, self._tree())
+        added: dict[int, Tensor] = {}
+        for index, chosen, alpha in relations:
+            if residual.beta[index] == 0:
                 continue
+            blocks = blocks_of(means[index], levels[index], chosen)
             if index + 1 in residual.coarse_parameter_levels:
-                shifts = beta * mean_shifts(alpha, means[index], level)
-                for row, client in enumerate(self.uploaded):
-                    personal[client].setdefault("shifts", {})[name] = shifts[row]
-                continue
-            grams = block_gram(blocks_of(means[index], level))
-            blocks = residuals(alpha, grams, center=residual.center)
-            if residual.max_ratio is not None:
-                blocks = bound_residuals(blocks, level, residual.max_ratio / beta, norm)
-            ratios[name] = float((beta * item_norm(blocks, level) / max(norm, 1e-30)).mean())
-            for row, client in enumerate(self.uploaded):
-                personal[client].setdefault("residuals", {})[name] = pack_blocks(blocks[row], level)
+                part = residuals(alpha, blocks)
+            else:
+                part = residuals(alpha, block_gram(blocks), center=residual.center)
+            if index not in added:
+                added[index] = part.new_empty(len(part), len(levels[index].members), *part.shape[2:])
+            added[index][:, chosen] = part
+        personal = {client: Content() for client in self.uploaded}
+        ratios = {}
+        for index, blocks in added.items():
+            name, level, beta = f"level.{index + 1}", levels[index], residual.beta[index]
+            if index + 1 in residual.coarse_parameter_levels:
+                record, packed = "shifts", beta * rows_of(blocks, level)
+            else:
+                if residual.max_ratio is not None:
+                    blocks = bound_residuals(blocks, level, residual.max_ratio / beta, norm)
+                ratios[name] = float((beta * item_norm(blocks, level) / max(norm, 1e-30)).mean())
+                record, packed = "residuals", pack_blocks(blocks, level)
+            for client, own in zip(self.uploaded, packed, strict=True):
+                personal[client].arrays.setdefault(record, {})[name] = own
         self.statistics["residual_ratio"] = ratios
         if self.relation.kind != "utility":
             # Without a utility stage the clients have not seen the hierarchy yet.
-            for arrays in personal.values():
-                arrays["hierarchy"] = self._packed_hierarchy()
+            hierarchy = self._packed_hierarchy()
+            for content in personal.values():
+                content.arrays["hierarchy"] = hierarchy
         return personal
 
-    def _item_filters(self, alphas: list[Tensor]) -> dict[int, Arrays]:
+    def _item_filters(self, relations: Iterator[tuple[int, slice, Tensor]]) -> Mapping[int, Content]:
         """Each client's filter with its peers' item-level structure (beyond the paper).
 
         In the span of the common eigenvectors it is one r x r matrix; `residual.span: own` sends eigenpairs instead.
         """
-        residual = self.settings.residual
+        residual, rank = self.settings.residual, self.settings.rank
         vectors, values = self.spectrum
         # Block a of a level holds the children of group a of the level above: its weights are those of group a.
-        alpha = alphas[residual.item_level]
+        alphas = (block for index, _, alpha in relations if index == residual.item_level for block in alpha)
         labels = None if residual.item_level == 0 else self._tree().levels[residual.item_level - 1].labels
+        tables, clients = self.tables, self.uploaded
         if residual.span == "shared":
-            filters = shared_basis_filters(vectors, values, self.tables, alpha, residual.gamma, labels, residual.center)
+            filters = shared_basis_filters(vectors, values, tables, alphas, residual.gamma, labels, residual.center)
             added = (filters - torch.diag(values)).flatten(1).norm(dim=1).mean()
             self.statistics["residual_ratio"] = {"item": float(added / values.norm().clamp_min(1e-30))}
             upper = torch.ones(len(values), len(values), dtype=torch.bool).triu()
-            return {client: {"personal": {"M": filters[row][upper]}} for row, client in enumerate(self.uploaded)}
-        personal: dict[int, Arrays] = {}
-        for row, client in enumerate(self.uploaded):
-            own_vectors, own_values = personal_eigenpairs(
-                vectors, values, self.tables, alpha[:, row], residual.gamma, self.settings.rank, labels
-            )
-            personal[client] = {"filter": {"V": own_vectors, "w": own_values}}
-        return personal
+            packed = filters[:, upper]
+            return {
+                client: Content(arrays={"personal": {"M": own}}) for client, own in zip(clients, packed, strict=True)
+            }
+        # The zeros of all but a few peers are not held.
+        of_groups = [alpha.to_sparse() for alpha in alphas]
+
+        def own_filter(client: int) -> Content:
+            row = clients.index(client)
+            alpha = torch.stack([group[row].to_dense() for group in of_groups])
+            pairs = personal_eigenpairs(vectors, values, tables, alpha, residual.gamma, rank, labels)
+            return Content(arrays={"filter": {"V": pairs[0], "w": pairs[1]}})
+
+        return PerClient(clients, own_filter)
 
     def _packed_hierarchy(self) -> dict[str, Tensor]:
         return {name: torch.from_numpy(array) for name, array in self._tree().pack().items()}

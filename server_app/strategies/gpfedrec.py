@@ -1,5 +1,6 @@
 """GPFedRec (Zhang et al., KDD 2024) on the server: a graph of clients from their item tables."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -7,9 +8,8 @@ from torch import Tensor
 
 from fedhur_app.config import GpFedRecSettings
 from fedhur_app.protocol import Content
-from server_app.strategies.mixing import MixingStrategy, stacked, weighted_mean
-
-_COLUMNS = 1 << 14
+from server_app.stages import PerClient
+from server_app.strategies.mixing import MixingStrategy, Mixtures, column_slices, shared_tables
 
 
 class Server(MixingStrategy):
@@ -19,22 +19,23 @@ class Server(MixingStrategy):
 
     def mixing(self, round_: int, replies: dict[int, Content]) -> Tensor:
         """`W^L` with equal weights over each client's neighbours."""
-        return neighbour_weights(stacked(replies), self.settings.gpfedrec)
+        return neighbour_weights(shared_tables(replies), self.settings.gpfedrec)
 
     def aggregate_items(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
         """Graph-guided tables `R = W^L E`, and their mean."""
         super().aggregate_items(round_, replies)
-        guided = [self.personal[client] for client in replies]
-        self.table = weighted_mean(torch.ones(len(guided)).double(), guided)
+        assert isinstance(self.personal, Mixtures)
+        self.table = self.personal.mean()
         return None
 
-    def configure_personalize(self, round_: int, clients: list[int]) -> Content | dict[int, Content]:
+    def configure_personalize(self, round_: int, clients: list[int]) -> Content | Mapping[int, Content]:
         """The common table and each client's own."""
         assert self.table is not None
-        return {client: Content(arrays={"table": self.table, "guide": self.personal[client]}) for client in clients}
+        table, guides = self.table, self.personal
+        return PerClient(clients, lambda client: Content(arrays={"table": table, "guide": guides[client]}))
 
 
-def neighbour_weights(tables: Tensor, settings: GpFedRecSettings) -> Tensor:
+def neighbour_weights(tables: Sequence[Tensor], settings: GpFedRecSettings) -> Tensor:
     """Row-stochastic weights (K, K), float64, of the client graph, to the power of `hops`.
 
     The neighbours of client k are the `neighbours` clients j with the largest `A_kj`, or, where that is null, all with
@@ -45,13 +46,14 @@ def neighbour_weights(tables: Tensor, settings: GpFedRecSettings) -> Tensor:
     subtracts their mean over clients first.
 
     Args:
-        tables: (K, I, d).
+        tables: K tables (I, d).
         settings: The strategy's settings.
     """
     clients = len(tables)
     gram = torch.zeros(clients, clients, dtype=torch.float64)
-    for block in tables.flatten(1).split(_COLUMNS, dim=1):
-        wide = block.double()  # in blocks: all tables of a thousand clients twice as wide are gigabytes
+    flat = [table.flatten() for table in tables]
+    for columns in column_slices(len(flat[0]), 12 * clients):
+        wide = torch.stack([row[columns] for row in flat]).double()
         gram.addmm_(wide, wide.T)
     if settings.centre:
         mean = gram.mean(dim=1)

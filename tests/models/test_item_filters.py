@@ -189,6 +189,14 @@ def test_a_mean_of_low_rank_is_the_best_approximation_on_both_paths(monkeypatch,
         assert not pair[1][10].any()
 
 
+@pytest.mark.parametrize("columns", [1, 10, 1000])
+def test_the_mean_does_not_depend_on_how_many_clients_are_multiplied_at_once(columns, monkeypatch):
+    monkeypatch.setattr(item_filters, "DENSE_ITEMS", N_ITEMS - 1)
+    expected = product(mean_filter(factors_of(), 3, 0.3, 4))
+    monkeypatch.setattr(item_filters, "_SIDE_COLUMNS", columns)
+    np.testing.assert_allclose(product(mean_filter(factors_of(), 3, 0.3, 4)), expected, atol=1e-6)
+
+
 def test_the_implicit_path_is_near_the_best_where_it_iterates_and_repeats_its_bits(monkeypatch):
     clients, n_items, rank = random_clients(6, 25, 150), 150, 10
     factors, expected = factors_of(clients, n_items), mean_of(clients, 5, 0.3, n_items)

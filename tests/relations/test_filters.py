@@ -10,6 +10,7 @@ from fedhur_app.relations.filters import (
     local_filters,
     local_grams,
     mean_gram_eigenpairs,
+    mean_table,
     pack_blocks,
     rows_of,
     unpack_blocks,
@@ -26,6 +27,30 @@ def test_group_means_are_means_over_items(branching):
     for level, means in zip(tree.levels, group_means(items, tree), strict=True):
         for group in range(level.n_groups):
             torch.testing.assert_close(means[:, group], items[:, level.labels == group].mean(dim=1))
+
+
+def test_a_list_of_tables_is_the_same_as_an_array_of_them(monkeypatch):
+    tree = brute.hierarchy(37, (3, 3))
+    items = brute.tables(6, 37, 5)
+    for whole, listed in zip(group_means(items, tree), group_means(list(items), tree), strict=True):
+        assert torch.equal(whole, listed)
+    for scale in ("none", "unit"):
+        whole, listed = (group_filters(tables, tree, (0.5, 0.5), scale) for tables in (items, list(items)))
+        for index in range(2):
+            torch.testing.assert_close(whole.grams[index], listed.grams[index])
+            torch.testing.assert_close(whole.public[index], listed.public[index])
+    for size in (1, 6 * 5 * 8 * 10, 2**20):
+        monkeypatch.setattr(filters, "_CHUNK_BYTES", size)
+        torch.testing.assert_close(mean_table(list(items)), items.mean(dim=0))
+    assert torch.equal(mean_table(items), items.mean(dim=0))
+    with pytest.raises(ValueError, match=r"36 rows.*37 items"):
+        group_means([items[0, :36]], tree)
+
+
+def test_some_blocks_are_a_part_of_all():
+    level = brute.hierarchy(37, (3, 14)).leaf
+    values = brute.tables(2, level.n_groups, 3)
+    assert torch.equal(blocks_of(values, level, slice(1, 3)), blocks_of(values, level)[:, 1:3])
 
 
 def test_group_means_refuse_another_catalogue():
@@ -146,6 +171,7 @@ def test_packed_blocks_come_back_exactly(branching):
         children = torch.bincount(level.parent)
         assert vector.shape == (int((children * (children + 1) // 2).sum()),)
         assert torch.equal(unpack_blocks(vector, level), blocks)
+        assert torch.equal(pack_blocks(torch.stack([blocks, -blocks]), level), torch.stack([vector, -vector]))
     with pytest.raises(ValueError, match="needs"):
         unpack_blocks(vector[1:], level)
 

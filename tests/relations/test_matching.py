@@ -8,6 +8,7 @@ from fedhur_app.relations.matching import (
     concentration,
     cosine_scores,
     energy_scores,
+    feature_width,
     features,
     similarity_scores,
     standardise,
@@ -33,7 +34,7 @@ def example():
 @pytest.mark.parametrize("max_bytes", [1, 2**27])
 def test_cheap_scores_equal_the_direct_form(example, max_bytes):
     level, means, got, _, query = example
-    scores = energy_scores(query, got.grams[1], level, WIDTH, max_bytes)
+    scores = energy_scores(query, got.grams[1], level.mask.sum(dim=1), WIDTH, max_bytes)
     assert scores.rho.shape == (3, CLIENTS, CLIENTS, DIRECTIONS)
     for block in range(3):
         count = int(level.mask[block].sum())
@@ -51,7 +52,7 @@ def test_a_query_of_zeros_scores_zero(example):
     level, _, got, _, query = example
     silent = query.clone()
     silent[:, :, :, 1] = 0
-    scores = energy_scores(silent, got.grams[1], level, WIDTH)
+    scores = energy_scores(silent, got.grams[1], level.mask.sum(dim=1), WIDTH)
     assert (scores.rho[..., 1] == 0).all()
     x = features(scores)
     assert torch.isfinite(x).all()
@@ -60,7 +61,7 @@ def test_a_query_of_zeros_scores_zero(example):
 
 def test_features_are_z_scores_over_candidates(example):
     level, _, got, _, query = example
-    scores = energy_scores(query, got.grams[1], level, WIDTH)
+    scores = energy_scores(query, got.grams[1], level.mask.sum(dim=1), WIDTH)
     x = features(scores)
     assert x.shape == (3, CLIENTS, CLIENTS, DIRECTIONS + 2)
     for block in range(3):
@@ -86,14 +87,28 @@ def test_features_are_z_scores_over_candidates(example):
 )
 def test_feature_sets_are_columns_of_all(example, which, columns):
     level, _, got, _, query = example
-    scores = energy_scores(query, got.grams[1], level, WIDTH)
+    scores = energy_scores(query, got.grams[1], level.mask.sum(dim=1), WIDTH)
     assert torch.equal(features(scores, which), features(scores)[..., columns])
+    assert feature_width(which, DIRECTIONS) == len(columns)
+
+
+def test_some_blocks_and_some_targets_score_as_all_do(example):
+    level, _, got, _, query = example
+    sizes = level.mask.sum(dim=1)
+    whole = energy_scores(query, got.grams[1], sizes, WIDTH)
+    part = energy_scores(query[2:4, 1:], got.grams[1][:, 1:], sizes[1:], WIDTH)
+    torch.testing.assert_close(part.rho, whole.rho[1:, 2:4])
+    torch.testing.assert_close(part.total, whole.total[1:, 2:4])
+    torch.testing.assert_close(part.nu, whole.nu[1:])
+    torch.testing.assert_close(features(part), features(whole)[1:, 2:4])
 
 
 def test_an_unknown_feature_set_is_refused(example):
     level, _, got, _, query = example
     with pytest.raises(ValueError, match="no feature set 'most'"):
-        features(energy_scores(query, got.grams[1], level, WIDTH), "most")
+        feature_width("most", 4)
+    with pytest.raises(ValueError, match="no feature set 'most'"):
+        features(energy_scores(query, got.grams[1], level.mask.sum(dim=1), WIDTH), "most")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fedhur_app.relations.filters import group_filters, mean_gram_eigenpairs
+from fedhur_app.relations.filters import blocks_of, group_filters, mean_gram_eigenpairs, rows_of
 from fedhur_app.relations.weights import (
     bound_residuals,
     corrected_scores,
@@ -98,6 +98,16 @@ def test_residuals_are_weighted_deviations_of_filters():
                 torch.testing.assert_close(r[k, block], expected)
         torch.testing.assert_close(r, r.transpose(-1, -2))
         assert (r[:, ~brute.valid(level)] == 0).all()
+
+
+def test_means_in_place_of_grams_are_averaged_parameters():
+    tree, got, alphas = filters_and_weights()
+    level, means = tree.levels[1], got.means[1]
+    shifts = rows_of(residuals(alphas[1], blocks_of(means, level)), level)
+    for k in range(5):
+        for group, parent in enumerate(level.parent.tolist()):
+            expected = sum(alphas[1][parent, k, j] * means[j, group] for j in range(5)) - means[:, group].mean(dim=0)
+            torch.testing.assert_close(shifts[k, group], expected)
 
 
 def test_centred_residuals_shift_nothing_and_uniform_weights_give_none():

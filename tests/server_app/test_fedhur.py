@@ -15,7 +15,7 @@ from fedhur_app.protocol import Content, Stage
 from fedhur_app.relations.alignment import PersonalFilter
 from fedhur_app.relations.filters import block_gram, blocks_of, group_means
 from fedhur_app.relations.matching import EnergyScores, standardise
-from fedhur_app.relations.weights import corrected_scores
+from fedhur_app.relations.weights import corrected_scores, shared_basis_filters
 from server_app.strategies.base import Fleet
 from server_app.strategies.fedhur import Server
 from tests.models.helpers import user_items
@@ -79,6 +79,23 @@ class Round:
         return torch.stack(filters)
 
 
+def recorded_weights(monkeypatch):
+    """Weights (blocks, K, K) of every level, filled in while a server works them off."""
+    recorded = []
+    original = Server._relations
+
+    def spy(server, number):
+        for index, blocks, alpha in original(server, number):
+            if index == len(recorded):
+                recorded.append(torch.empty(0))
+            recorded[index] = torch.cat([recorded[index].reshape(-1, *alpha.shape[1:]), alpha])
+            assert len(recorded[index]) == blocks.stop
+            yield index, blocks, alpha
+
+    monkeypatch.setattr(Server, "_relations", spy)
+    return recorded
+
+
 def dense_filters(round_, alphas):
     """S~_k of eq. 2 and 22-24 with everything I x I, from weights alpha (blocks, K, K) of every level."""
     tables, hierarchy = round_.tables.double(), round_.server.hierarchy
@@ -101,14 +118,7 @@ def dense_filters(round_, alphas):
 @pytest.mark.parametrize("kind", ["utility", "similarity", "complementarity", "both"])
 def test_personal_filters_are_those_of_the_formulas(kind, monkeypatch):
     round_ = Round(f"relation.kind={kind} score.standardize=true")
-    recorded = []
-    original = Server._relations
-
-    def spy(server, number):
-        recorded.extend(original(server, number))
-        return recorded
-
-    monkeypatch.setattr(Server, "_relations", spy)
+    recorded = recorded_weights(monkeypatch)
     filters = round_.play(monkeypatch)
     assert len(recorded) == 2
     assert all(0.2 < float(alpha.amax(dim=-1).mean()) < 0.95 for alpha in recorded), "weights that test nothing"
@@ -118,11 +128,7 @@ def test_personal_filters_are_those_of_the_formulas(kind, monkeypatch):
 def test_literal_weights_are_the_softmax_of_the_energies(monkeypatch):
     """Eq. 10-18 and 22 written out, with the scorer switched off."""
     round_ = Round("score.correction=0 score.tau=100.0")
-    recorded = []
-    original = Server._relations
-    monkeypatch.setattr(
-        Server, "_relations", lambda server, number: recorded.extend(original(server, number)) or recorded
-    )
+    recorded = recorded_weights(monkeypatch)
     round_.play(monkeypatch)
     tables, hierarchy = round_.tables, round_.server.hierarchy
     for index, level in enumerate(hierarchy.levels):
@@ -170,6 +176,77 @@ def test_a_bound_on_the_residual_holds_in_item_space(monkeypatch):
         assert (filters[k] - mean).norm() <= 0.0101 * mean.norm()
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "score.standardize=true score.steps=3",
+        "score.correction=0 residual.center=true",
+        "relation.match=cosine relation.include_self=false",
+        "relation.kind=both residual.peers=2",
+        "residual.coarse_parameter_levels=[1] residual.max_ratio=0.1",
+        "residual.kind=item residual.item_level=1 residual.peers=3",
+        "residual.kind=item residual.item_level=1 residual.peers=2 residual.span=own",
+    ],
+)
+def test_answers_do_not_depend_on_how_much_is_matched_at_once(overrides, monkeypatch):
+    """One target of one block at a time, some targets, some blocks, and everything."""
+    answers, statistics, scorers = [], [], []
+    for size in (1, 5 * 4 * 27 * CLIENTS * 2, 5 * 4 * 27 * CLIENTS**2, 2**26):
+        monkeypatch.setattr("server_app.strategies.fedhur._PAIR_BYTES", size)
+        round_ = Round(overrides)
+        # Twice: the scorer trained on the pairs of the first round corrects the scores of the second.
+        round_.play(monkeypatch)
+        round_.clients = [round_.client(k) for k in range(CLIENTS)]
+        answers.append(round_.play(monkeypatch))
+        statistics.append(round_.server.statistics)
+        scorers.append(round_.server.scorer)
+    for filters, told, scorer in zip(answers[1:], statistics[1:], scorers[1:], strict=True):
+        torch.testing.assert_close(filters, answers[0], rtol=1e-4, atol=1e-4)
+        assert told["relation"].keys() == statistics[0]["relation"].keys()
+        for level, numbers in told["relation"].items():
+            assert numbers == pytest.approx(statistics[0]["relation"][level], rel=1e-5)
+        if scorer is not None:
+            assert told["scorer_loss"] == pytest.approx(statistics[0]["scorer_loss"], rel=1e-5)
+            for name, array in scorer.state().items():
+                np.testing.assert_allclose(array, scorers[0].state()[name], rtol=1e-3, atol=1e-5)
+
+
+def test_matching_many_clients_never_holds_all_pairs_of_all_blocks(monkeypatch):
+    """Beside the tables: small multiples of the pairs on one block."""
+    clients, items, bound = 120, 60, 2**18
+    monkeypatch.setattr("server_app.strategies.fedhur._PAIR_BYTES", bound)
+    settings = load_settings(
+        "ml-100k", "fedhur-paper", overrides="model.dim=4 hierarchy.branching=[4,5,3] score.steps=2 score.batch=500"
+    )
+    server = Server(settings, Fleet(dict(enumerate(range(clients))), items, dict.fromkeys(range(clients), 1)))
+    generator = torch.Generator().manual_seed(3)
+    tables = torch.randn(clients, items, 4, generator=generator)
+    server.aggregate_items(1, {k: Content({}, {"table": {"items": tables[k]}}) for k in range(clients)})
+    server.configure_utility(1, list(range(clients)))
+    levels = server.hierarchy.levels
+    queries = {
+        f"level.{number}": torch.randn(level.n_groups, 16, generator=generator)
+        for number, level in enumerate(levels, 1)
+    }
+    server.aggregate_utility(1, {k: Content({}, {"queries": queries}) for k in range(clients)})
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel() * result.element_size())
+            return result
+
+    with Watch():
+        answers = server.configure_personalize(1, list(range(clients)))
+    assert len(answers) == clients
+    assert sum(len(level.members) for level in levels) > 20
+    # The features of all pairs on one block alone are four times as much, those on all blocks a hundred times.
+    assert largest <= bound
+
+
 @pytest.mark.parametrize("level", [0, 1])
 def test_item_residuals_in_the_shared_basis_equal_the_dense_formula_when_the_basis_is_complete(level, monkeypatch):
     """With V of full rank nothing is lost: V M V^T = S_g + gamma sum_a 1_a (sum_j alpha E_j E_j^T - S_g) 1_a."""
@@ -177,11 +254,7 @@ def test_item_residuals_in_the_shared_basis_equal_the_dense_formula_when_the_bas
         f"residual.kind=item residual.item_level={level} residual.gamma=0.4 residual.peers=2 "
         "relation.include_self=false"
     )
-    recorded = []
-    original = Server._relations
-    monkeypatch.setattr(
-        Server, "_relations", lambda server, number: recorded.extend(original(server, number)) or recorded
-    )
+    recorded = recorded_weights(monkeypatch)
     filters = round_.play(monkeypatch)
     grams = round_.tables @ round_.tables.transpose(-1, -2)
     mean = grams.mean(dim=0)
@@ -203,6 +276,15 @@ def test_item_residuals_in_the_shared_basis_equal_the_dense_formula_when_the_bas
         assert int((alpha[:, k] > 0).sum(dim=-1).max()) == 2
 
 
+def test_weights_for_other_groups_than_there_are_name_both_numbers():
+    vectors, values = torch.eye(4)[:, :2], torch.ones(2)
+    tables = [torch.ones(4, 3)] * 2
+    labels = torch.tensor([0, 0, 1, 1])
+    for number in (1, 3):
+        with pytest.raises(ValueError, match=f"{number} groups, but the items have 2 groups"):
+            shared_basis_filters(vectors, values, tables, torch.eye(2).expand(number, 2, 2), 0.3, labels)
+
+
 def test_shared_and_own_span_agree_on_what_the_client_needs(monkeypatch):
     """In the complete basis both forms give the same best table up to rotation."""
     settings = "residual.kind=item residual.gamma=0.4 residual.peers=3 "
@@ -219,11 +301,7 @@ def test_coarse_levels_may_average_parameters_instead(monkeypatch):
     round_ = Round("residual.coarse_parameter_levels=[1] residual.beta=[0.5,0]")
     plain = Round("residual.beta=[0,0]")
     plain.play(monkeypatch)
-    recorded = []
-    original = Server._relations
-    monkeypatch.setattr(
-        Server, "_relations", lambda server, number: recorded.extend(original(server, number)) or recorded
-    )
+    recorded = recorded_weights(monkeypatch)
     round_.play(monkeypatch)
     level = round_.server.hierarchy.levels[0]
     means = group_means(round_.tables, round_.server.hierarchy)[0]
@@ -243,10 +321,16 @@ def test_this_rounds_weights_use_the_scorer_of_the_previous_round():
         rho = torch.rand(2, CLIENTS, CLIENTS, 3, generator=generator)
         return EnergyScores(rho, rho.square().sum(dim=-1), torch.rand(2, CLIENTS, generator=generator))
 
-    server._corrected(1, [energies()])
+    rows = 2 * CLIENTS**2
+    server.scorer = server._new_scorer(5)
+    server.training = server.scorer.draw(rows, generator)
+    server._corrected(energies(), 0)
+    server.scorer.fit(server.training)
     before = copy.deepcopy(server.scorer)
     second = energies()
-    result = server._corrected(2, [second])[0]
+    server.training = server.scorer.draw(rows, generator)
+    result = server._corrected(second, 0)
+    server.scorer.fit(server.training)
 
     def by(scorer):
         kinds = [second.rho, second.nu[:, None, :, None].expand(2, CLIENTS, CLIENTS, 1), second.total.sqrt()[..., None]]
@@ -267,7 +351,10 @@ def test_a_client_without_a_query_is_neither_target_nor_candidate(monkeypatch):
     round_.server.aggregate_utility(1, answered)
     answers = round_.server.configure_personalize(1, [0, 2, 4])
     assert sorted(answers) == [0, 2, 4]
-    assert len(round_.server.tables) == 3
+    assert round_.server.uploaded == [0, 2, 4]
+    assert len(answers) == 3
+    with pytest.raises(KeyError):
+        answers[1]
 
 
 def test_fedcia_sends_the_bytes_of_the_papers_table_7(tmp_path):

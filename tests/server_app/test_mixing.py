@@ -14,6 +14,7 @@ from client_app.state import ClientState
 from fedhur_app import runtime
 from fedhur_app.config import load_settings
 from fedhur_app.protocol import Content, decode
+from server_app.strategies import mixing
 from server_app.strategies.base import Fleet
 from server_app.strategies.cofedrec import elbow, group_of, item_clusters
 from server_app.strategies.fedavg import Server as FedAvg
@@ -24,7 +25,7 @@ from server_app.strategies.fedca import (
     table_similarity,
 )
 from server_app.strategies.gpfedrec import neighbour_weights
-from server_app.strategies.mixing import mix, weighted_mean
+from server_app.strategies.mixing import Mixtures, mix, weighted_mean
 from tests.running import run
 
 
@@ -46,6 +47,56 @@ def test_mix_and_weighted_mean_are_the_same_sums():
             naive = sum(w * tables[name].double() for w, tables in zip(row, uploads, strict=True)) / row.sum()
             torch.testing.assert_close(mixed[name].double(), naive, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(weighted_mean(row, uploads)[name].double(), naive, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("mixed_bytes", [1, 2 * (15 + 4) * 4, 2**20])
+@pytest.mark.parametrize("chunk_bytes", [1, 4 * 5 * 6, 2**20])
+def test_mixtures_made_in_parts_are_those_of_mix(mixed_bytes, chunk_bytes, monkeypatch):
+    generator = torch.Generator().manual_seed(2)
+    uploads = {
+        client: {"items": torch.randn(5, 3, generator=generator), "b": torch.randn(4, generator=generator)}
+        for client in (3, 4, 7, 8, 20)
+    }
+    weights = torch.rand(5, 5, generator=generator, dtype=torch.float64)
+    expected = dict(zip(uploads, mix(weights, list(uploads.values())), strict=True))
+    monkeypatch.setattr(mixing, "_MIXED_BYTES", mixed_bytes)
+    monkeypatch.setattr(mixing, "_CHUNK_BYTES", chunk_bytes)
+    mixtures = Mixtures(weights, uploads)
+    assert list(mixtures) == list(uploads)
+    for client in (3, 4, 7, 8, 20, 3, 8):
+        for name, tensor in expected[client].items():
+            torch.testing.assert_close(mixtures[client][name], tensor)
+    for name, tensor in mixtures.mean().items():
+        torch.testing.assert_close(tensor, torch.stack([tables[name] for tables in expected.values()]).mean(dim=0))
+    with pytest.raises(KeyError):
+        mixtures[5]
+
+
+def test_mixing_holds_no_second_array_of_all_tables(monkeypatch):
+    monkeypatch.setattr(mixing, "_MIXED_BYTES", 2**14)
+    monkeypatch.setattr(mixing, "_CHUNK_BYTES", 2**14)
+    generator = torch.Generator().manual_seed(3)
+    uploads = {client: {"items": torch.randn(200, 4, generator=generator)} for client in range(60)}
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel() * result.element_size())
+            return result
+
+    tables = [upload["items"] for upload in uploads.values()]
+    with Watch():
+        weights = neighbour_weights(tables, gpfedrec())
+        mixtures = Mixtures(weights, uploads)
+        for client in mixtures:
+            assert mixtures[client]["items"].shape == (200, 4)
+        mixtures.mean()
+        table_similarity(tables, "aligned")
+    # K tables are 192 kB; K^2 or K I numbers in float64 are what there is of all clients.
+    assert largest <= max(8 * 60 * 200, 2**14)
 
 
 def test_row_masked_average_by_hand():
@@ -148,6 +199,17 @@ def test_principal_directions_are_those_of_scikit_learn_and_zero_where_there_are
     assert two.norm(dim=1).tolist() == pytest.approx([1, 0, 0], abs=1e-6)
     assert not principal_directions(rows[:1], 3).any()
     assert not principal_directions(rows[:0], 3).any()
+
+
+@pytest.mark.parametrize("form", ["outside", "aligned", "repo"])
+def test_complementarity_of_some_targets_at_a_time(form, monkeypatch):
+    bases = torch.linalg.qr(torch.randn(5, 6, 3, generator=torch.Generator().manual_seed(8)).double())[
+        0
+    ].mT.contiguous()
+    bases[1, 2], bases[4] = 0, 0
+    whole = data_complementarity(bases, form)
+    monkeypatch.setattr("server_app.strategies.fedca._PAIR_BYTES", 2 * 8 * 5 * 9)
+    torch.testing.assert_close(data_complementarity(bases, form), whole)
 
 
 # --- GPFedRec -------------------------------------------------------------------------------------------------------
