@@ -90,8 +90,10 @@ class Server(StagedStrategy):
     def aggregate_items(self, round_: int, replies: dict[int, Content]) -> dict[str, Any]:
         """Mean Gram (eq. 2), hierarchy and public group filters (eq. 3-9)."""
         settings = self.settings
-        self.uploaded = list(replies)
-        self.tables = [content.record("table")["items"] for content in replies.values()]
+        # A table that nobody's data have touched is noise: who has no data gets the global filter and gives nothing.
+        trained = [client for client, content in replies.items() if content.fields["examples"] > 0]
+        self.uploaded = trained or list(replies)
+        self.tables = [replies[client].record("table")["items"] for client in self.uploaded]
         self._check_size(round_)
         vectors, values = mean_gram_eigenpairs(
             self.tables, settings.rank, previous_basis=self.basis, seed=settings.seed
@@ -141,11 +143,11 @@ class Server(StagedStrategy):
     def aggregate_utility(self, round_: int, replies: dict[int, Content]) -> None:
         """Keep the queries; only clients that sent one are targets and candidates."""
         self.queries = {client: content.record("queries") for client, content in replies.items()}
-        if len(replies) < len(self.uploaded):
-            kept = [self.uploaded.index(client) for client in replies]
+        kept = [row for row, client in enumerate(self.uploaded) if client in replies]
+        if len(kept) < len(self.uploaded):
             self.tables = [self.tables[row] for row in kept]
             self.filters = self.filters.of_clients(kept)
-            self.uploaded = list(replies)
+            self.uploaded = [self.uploaded[row] for row in kept]
 
     # --- stage 3 ------------------------------------------------------------------------------------------------
 
@@ -161,7 +163,10 @@ class Server(StagedStrategy):
         personal = self._item_filters(relations) if item else self._group_residuals(relations)
         self._forget()
         common = {"filter": {"V": vectors, "w": values}}
-        return PerClient(clients, lambda client: Content(arrays=common | personal[client].arrays))
+        targets = set(self.uploaded)
+        return PerClient(
+            clients, lambda client: Content(arrays=common | (personal[client].arrays if client in targets else {}))
+        )
 
     def aggregate_personalize(self, round_: int, replies: dict[int, Content]) -> dict[str, Any]:
         """Mean error of the fit over the clients, and the round's relation statistics."""

@@ -50,9 +50,9 @@ class Round:
         )
         return Client(self.settings, shard, state, 1, torch.device("cpu"))
 
-    def play(self, monkeypatch):
+    def play(self, monkeypatch, examples=(1,) * CLIENTS):
         """Run the stages; returns the personal filter of each client, dense."""
-        uploads = {k: Content({"examples": 1}, client.upload()) for k, client in enumerate(self.clients)}
+        uploads = {k: Content({"examples": examples[k]}, client.upload()) for k, client in enumerate(self.clients)}
         self.statistics = self.server.aggregate_items(1, uploads)
         everybody = list(range(CLIENTS))
         if Stage.UTILITY in self.server.stages:
@@ -221,7 +221,7 @@ def test_matching_many_clients_never_holds_all_pairs_of_all_blocks(monkeypatch):
     server = Server(settings, Fleet(dict(enumerate(range(clients))), items, dict.fromkeys(range(clients), 1)))
     generator = torch.Generator().manual_seed(3)
     tables = torch.randn(clients, items, 4, generator=generator)
-    server.aggregate_items(1, {k: Content({}, {"table": {"items": tables[k]}}) for k in range(clients)})
+    server.aggregate_items(1, {k: Content({"examples": 1}, {"table": {"items": tables[k]}}) for k in range(clients)})
     server.configure_utility(1, list(range(clients)))
     levels = server.hierarchy.levels
     queries = {
@@ -355,6 +355,20 @@ def test_a_client_without_a_query_is_neither_target_nor_candidate(monkeypatch):
     assert len(answers) == 3
     with pytest.raises(KeyError):
         answers[1]
+
+
+@pytest.mark.parametrize("options", ["", "relation.kind=both", "relation.kind=none", "residual.kind=item"])
+def test_a_client_without_data_gives_nothing_and_gets_the_global_filter(options, monkeypatch):
+    tables = Round(options).tables
+    without = Round(options, tables)
+    filters = without.play(monkeypatch, examples=(1, 1, 0, 1, 1))
+    noise = tables.clone()
+    noise[2] = 100 * torch.randn(ITEMS, WIDTH, generator=torch.Generator().manual_seed(9))
+    other = Round(options, noise)
+    torch.testing.assert_close(other.play(monkeypatch, examples=(1, 1, 0, 1, 1)), filters, rtol=0, atol=0)
+    assert without.server.uploaded == [0, 1, 3, 4]
+    kept = tables[[0, 1, 3, 4]]
+    torch.testing.assert_close(filters[2], (kept @ kept.mT).mean(0), rtol=1e-4, atol=1e-4)
 
 
 def test_fedcia_sends_the_bytes_of_the_papers_table_7(tmp_path):

@@ -133,7 +133,7 @@ def test_a_giant_client_beside_clients_with_none_one_and_two_interactions(strate
         assert np.isfinite(line["loss"])
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedrap", "fedca"])
+@pytest.mark.parametrize("strategy", ["fedhur", "fedcia", "fedavg", "fedrap", "fedca"])
 def test_a_client_without_rows_changes_nothing_for_the_others(strategy, tmp_path, monkeypatch):
     data = giant_and_tiny()
     outcomes = []
