@@ -3,9 +3,9 @@
     python -m benchmarks.scaling measure --data docs/results/scaling/points.json
     python -m benchmarks.scaling page --data docs/results/scaling/points.json --page docs/results/scaling.md
 
-Each point is a run of the local runtime on generated data in a process of its own, on one thread; points that the file
-already has are not measured again. The page sets what was measured beside the number of multiply-adds that
-`operations` counts.
+Each point is a run of the local runtime on generated data in a process of its own, on one thread, and its seconds are
+CPU seconds, so that other work on the machine counts for little; points that the file already has are not measured
+again. The page sets what was measured beside the number of multiply-adds that `operations` counts.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,6 +99,7 @@ def measure(point: Point) -> dict[str, Any]:
     """Run one point in this process."""
     from fedhur_app.runtime import run_local
 
+    time.perf_counter = time.process_time  # the clock of the app's own measurements
     options = {
         "dataset.synthetic.users": USERS_A_CLIENT * point.clients,
         "dataset.synthetic.items": point.items,
@@ -156,8 +158,8 @@ def page(content: dict[str, Any], picture: str) -> str:
     fixed = ", ".join(f"{SYMBOL[axis]} = {getattr(BASE, axis)}" for axis in SWEEPS)
     about = f"""# Cost of a round
 
-Measured on {content["date"]} on {content["machine"]}, one thread, with `python -m benchmarks.scaling` (local runtime,
-generated data: {USERS_A_CLIENT} users a client, {INTERACTIONS_A_USER} interactions a user; FedHUR with two levels of
+Measured on {content["date"]} on {content["machine"]}, one thread, CPU seconds, with `python -m benchmarks.scaling` (local
+runtime, generated data: {USERS_A_CLIENT} users a client, {INTERACTIONS_A_USER} interactions a user; FedHUR with two levels of
 {GROUPS} groups and item-level residuals in the common basis). What is not varied is {fixed}.
 
 Counted are multiply-adds (leading terms, `operations` in benchmarks/scaling.py); *rate* is the count over the seconds.
