@@ -158,9 +158,10 @@ def page(content: dict[str, Any], picture: str) -> str:
     fixed = ", ".join(f"{SYMBOL[axis]} = {getattr(BASE, axis)}" for axis in SWEEPS)
     about = f"""# Cost of a round
 
-Measured on {content["date"]} on {content["machine"]} with `python -m benchmarks.scaling`: CPU seconds on one thread, local
-runtime, generated data with {USERS_A_CLIENT} users a client and {INTERACTIONS_A_USER} interactions a user; FedHUR with
-two levels of {GROUPS} groups and item-level residuals in the common basis. What is not varied is {fixed}.
+Measured on {content["date"]} on {content["machine"]} with `python -m benchmarks.scaling`:
+CPU seconds on one thread, local runtime, generated data with {USERS_A_CLIENT} users a client and
+{INTERACTIONS_A_USER} interactions a user; FedHUR with two levels of {GROUPS} groups and item-level residuals in the
+common basis. What is not varied is {fixed}.
 
 Counted are multiply-adds (leading terms, `operations` in benchmarks/scaling.py); *rate* is the count over the seconds.
 Where the rate stays, time grows as the count says. *Exponent*: of a power law through the last two points. All clients

@@ -110,7 +110,7 @@ def _root(
 
 @app.command()
 def run(
-    dataset: Annotated[str | None, typer.Option(help="A file in conf/dataset/ (default: ml-100k).")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A data set of `fedhur data list` (default: ml-100k).")] = None,
     strategy: Annotated[str | None, typer.Option(help="A file in conf/strategy/ (default: fedhur).")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the whole run (default: 1).")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds at most (lowers min_rounds too).")] = None,
@@ -147,7 +147,7 @@ def run(
 @app.command()
 def tune(
     trials: Annotated[int, typer.Option(min=1, help="Number of trials, those of an interrupted search included.")],
-    dataset: Annotated[str, typer.Option(help="A file in conf/dataset/.")] = "ml-100k",
+    dataset: Annotated[str, typer.Option(help="A data set of `fedhur data list`.")] = "ml-100k",
     strategy: Annotated[str, typer.Option(help="A file in conf/strategy/ that has one in conf/search/.")] = "fedhur",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search and of every run.")] = 1,
     sampler: Annotated[Literal["tpe", "random"], typer.Option(help="How values are proposed.")] = "tpe",
@@ -195,7 +195,7 @@ def tune(
 @app.command()
 def compare(
     names: Annotated[str, typer.Option("--strategies", metavar="A,B,...", help="Files in conf/strategy/.")],
-    dataset: Annotated[str, typer.Option(help="A file in conf/dataset/.")] = "ml-100k",
+    dataset: Annotated[str, typer.Option(help="A data set of `fedhur data list`.")] = "ml-100k",
     seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Every strategy runs with each.")] = "1,2,3,4,5",
     set_: SetOption = None,
     runtime: Annotated[
@@ -224,7 +224,7 @@ def compare(
 
 @app.command()
 def markets(
-    dataset: Annotated[str, typer.Option(help="A file in conf/dataset/ whose users have markets.")],
+    dataset: Annotated[str, typer.Option(help="A data set whose users have markets.")],
     seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Every strategy runs with each.")] = "1,2,3",
     names: Annotated[
         str,
