@@ -48,3 +48,16 @@ def test_the_page_names_every_split_and_partition(kind):
     cells = re.findall(r"^\| (`[^|]*`) \|", text, flags=re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(.*?)`", cell)}
     assert named == set(SPLITS if kind == "split" else PARTITIONS)
+
+
+def test_every_field_case_has_tests_that_exist():
+    root = PAGE.parents[1] / "tests"
+    rows = re.findall(
+        r"^\| (\d+) \|(.*)\|$", PAGE.with_name("field-cases.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert [int(number) for number, _ in rows] == list(range(1, 21))
+    for _, row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
+        assert named
+        for file, test in named:
+            assert f"def {test}(" in (root / file).read_text(encoding="utf-8"), f"{file}::{test}"
