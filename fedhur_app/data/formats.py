@@ -214,7 +214,7 @@ def read_data(path: Path, name: str, options: ReadOptions) -> tuple[Interactions
             return _read_folder_of_sequences(path, name, options)
         source = _main_file(path, options)
     elif (_wants(options, "npz") and path.suffix == ".npz") or options.format == "npz":
-        return _published(read_npz_rows(path, name, options.keep_catalogue), "npz", path)
+        return _published(read_npz_rows(path, name, options.keep_catalogue, options.dedupe), "npz", path)
     else:
         source = find_source(path, _PATTERNS)
     if _wants(options, "parquet") and (options.format == "parquet" or _is_parquet(source)):

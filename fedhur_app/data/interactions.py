@@ -194,6 +194,7 @@ def from_raw(
     item_titles: Mapping[str, str] | None = None,
     item_genres: Mapping[str, Sequence[str]] | None = None,
     user_columns: Mapping[str, Mapping[str, str]] | None = None,
+    which: Which = "last",
     notes: Sequence[str] = (),
 ) -> Interactions:
     """Build a data set from the columns of a file.
@@ -219,6 +220,7 @@ def from_raw(
         item_titles: Title by original item id (as text); ids that do not occur are ignored.
         item_genres: Genres by original item id.
         user_columns: By name, such as "zip_code": a text by original user id (without the market).
+        which: Of rows that repeat a pair, see :func:`from_codes`.
         notes: What the reader dropped before, in words.
 
     Raises:
@@ -243,6 +245,7 @@ def from_raw(
         item_titles=item_titles,
         item_genres=item_genres,
         user_columns=user_columns,
+        which=which,
         notes=notes,
     )
 
@@ -422,7 +425,7 @@ def _owner(name: str, users: np.ndarray, user_ids: np.ndarray, owners: Coded) ->
     owner = np.empty(len(user_ids), dtype=np.int64)
     owner[users] = clients
     if (bad := np.flatnonzero(owner[users] != clients)).size:
-        raise DataError(f"{name}: row {bad[0]}: user {user_ids[users[bad[0]]]} is at two clients; a user has one")
+        raise DataError(f"{name}: row {bad[0]}: its user is at two clients; a user has one")
     return owner
 
 

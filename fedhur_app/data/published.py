@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedhur_app.data.errors import DataError
-from fedhur_app.data.interactions import Interactions, from_raw
+from fedhur_app.data.interactions import Interactions, Which, from_raw
 
 _PARTS = ("train", "valid", "test")
 _UNREADABLE = (zipfile.BadZipFile, ValueError, OSError, EOFError)
@@ -14,7 +14,7 @@ _UNREADABLE = (zipfile.BadZipFile, ValueError, OSError, EOFError)
 _OF_ROWS = ("rating", "timestamp", "split", "client", "market")
 
 
-def read_npz_rows(path: Path, name: str, keep_catalogue: bool = False) -> Interactions:
+def read_npz_rows(path: Path, name: str, keep_catalogue: bool = False, which: Which = "last") -> Interactions:
     """Read interactions from the arrays of an .npz file.
 
     Args:
@@ -23,6 +23,7 @@ def read_npz_rows(path: Path, name: str, keep_catalogue: bool = False) -> Intera
         name: Name of the data set.
         keep_catalogue: Keep the catalogue as published: items 0..num_items-1, also those that no row names. Else the
             items of the rows are the catalogue.
+        which: Of rows that repeat a pair, see :func:`fedhur_app.data.interactions.from_codes`.
 
     Raises:
         DataError: The file cannot be read, lacks an array, or its arrays do not fit each other.
@@ -57,6 +58,7 @@ def read_npz_rows(path: Path, name: str, keep_catalogue: bool = False) -> Intera
         labels=optional["split"],
         owners=optional["client"],
         catalogue=catalogue,
+        which=which,
     )
 
 

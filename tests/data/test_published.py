@@ -35,13 +35,14 @@ def test_of_repeated_pairs_one_row_with_its_label_is_kept(tmp_path):
     data = read_npz_rows(npz(tmp_path / "x.npz", **arrays), "x")
     assert (len(data), data.labels.tolist()) == (2, [2, 1])
     assert "1 repeated (user, item) pair" in data.notes[0]
+    assert read_npz_rows(tmp_path / "x.npz", "x", which="first").labels.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"split": np.array([0, 1, 3, 0])}, "row 2: the split is 3"),
-        ({"client": np.array([1, 1, 2, 1])}, "user 3 is at two clients"),
+        ({"client": np.array([1, 1, 2, 1])}, "its user is at two clients"),
         ({"split": np.array([0, 1])}, "array 'split' is"),
         ({"user": np.array([0.5, 1, 2, 3])}, "must be integers or text"),
         ({"rating": np.array([1, np.nan, 2, 3])}, "row 1: the rating is not a finite number"),
