@@ -54,6 +54,7 @@ SWEEPS: dict[str, tuple[int, ...]] = {
     "clients": (10, 50, 200, 500, 2000),
     "dim": (16, 32, 64, 128, 256),
 }
+LARGE = Point("", items=10000, clients=2000, dim=16)
 SYMBOL = {"items": "I", "clients": "K", "dim": "d"}
 
 
@@ -132,7 +133,8 @@ def measure(point: Point) -> dict[str, Any]:
 def measure_all(data: Path) -> None:
     """Measure every point that the file does not have, small ones first."""
     content = json.loads(data.read_text()) if data.exists() else {"points": {}}
-    wanted = {point.key: point for name in STRATEGIES for axis in SWEEPS for point in sweep(name, axis)}
+    points = [point for name in STRATEGIES for axis in SWEEPS for point in sweep(name, axis)]
+    wanted = {point.key: point for point in [*points, *(replace(LARGE, strategy=name) for name in STRATEGIES)]}
     for key, point in sorted(wanted.items(), key=lambda pair: sum(operations(pair[1]).values())):
         if key in content["points"]:
             continue
@@ -174,6 +176,12 @@ process that holds server and clients.
         lines += ["", f"## {name}"]
         for axis in SWEEPS:
             lines += ["", *_table(points, name, axis)]
+    lines += ["", f"## {LARGE.clients:,} clients, {LARGE.items:,} items, d = {LARGE.dim}", ""]
+    lines += ["| strategy | clients, s | server, s | round, s | peak, MiB |", "|---|---|---|---|---|"]
+    for name in STRATEGIES:
+        found = points[replace(LARGE, strategy=name).key]
+        seconds = " | ".join(f"{found[f'{part}_seconds']:.3g}" for part in ("clients", "server", "round"))
+        lines.append(f"| {name} | {seconds} | {found['peak_mib']:.0f} |")
     return "\n".join(lines) + "\n"
 
 
