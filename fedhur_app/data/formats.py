@@ -319,7 +319,10 @@ def _read_text(source: Source, name: str, options: ReadOptions) -> tuple[Interac
     if names is None and known.format in ("csv", "amazon"):
         given = _of_amazon(given, rows)
     numbers = find_columns(str(source), names, rows, given, dialect.columns)
-    heads = [each.split(":")[0] for each in names] if names else [str(number + 1) for number in range(dialect.columns)]
+    heads = [
+        (names[number].split(":")[0] if names else "") or str(number + 1)  # pandas gives its index no name
+        for number in range(dialect.columns)
+    ]
     taken.columns = {role: heads[number] for role, number in numbers.items()}
     taken.unused = [head for number, head in enumerate(heads) if number not in numbers.values()]
     taken.form |= {

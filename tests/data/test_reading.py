@@ -510,3 +510,53 @@ def test_parquet_of_another_kind_is_refused(tmp_path):
     (tmp_path / "r.csv").write_text("user,item\n1,2\n")
     with pytest.raises(DataError, match="damaged or is not a Parquet file"):
         read(tmp_path / "r.csv", format="parquet")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ",user_id,item_id\n0,7,70\n1,8,80\n",  # the index of pandas
+        "user_id,item_id,,\n7,70,,\n8,80,,\n",  # the separators of a spreadsheet
+    ],
+)
+def test_a_header_may_have_cells_without_a_name(tmp_path, text):
+    (tmp_path / "r.csv").write_text(text)
+    data, taken = read(tmp_path / "r.csv", on_bad_line="skip")
+    assert content(data)[:2] == [["7", "8"], ["70", "80"]]
+    assert taken.tallies[0].n_bad == 0
+    assert taken.unused == (["1"] if text.startswith(",") else ["3", "4"])
+
+
+@pytest.mark.parametrize("on_bad_line", ["error", "skip"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"user","item"\n"1","7","70"\n"2","8","80"\n"3","8","81"\n',  # R gives its row names no name
+        "# exported by x, at y\nuser,item\n7,70\n8,80\n",
+        "# exported\nuser,item\n7,70\n8,80\n",
+        "user,user,item\n7,a,70\n8,b,80\n",
+        "user,item,2020\nann,a,1\nbob,b,2\n",
+        "item_id,title\np,A,\nq,B,\nr,C,\n",
+    ],
+)
+def test_names_of_columns_never_become_ids(tmp_path, text, on_bad_line):
+    (tmp_path / "r.csv").write_text(text)
+    with pytest.raises(DataError, match=r"r.csv: one of the first lines names columns \(.*cannot be the header"):
+        read(tmp_path / "r.csv", on_bad_line=on_bad_line)
+
+
+def test_words_that_are_names_of_columns_may_be_ids(tmp_path):
+    (tmp_path / "r.csv").write_text("user,song\nann,game\nuser,book\nuser,title\n")
+    assert content(read(tmp_path / "r.csv")[0])[:2] == [["ann", "user", "user"], ["game", "book", "title"]]
+
+
+CHECK_INS = "0\t2010-10-19T23:55:27Z\t30.23\t-97.7\t22847\n1\t2010-10-18T22:17:43Z\t30.26\t-97.7\t420315\n"
+
+
+def test_dates_are_not_taken_for_items(tmp_path):
+    (tmp_path / "r.txt").write_text(CHECK_INS)
+    with pytest.raises(DataError, match="column 2 would be the item, but it holds dates; .*--item-col"):
+        read(tmp_path / "r.txt")
+    data, _ = read(tmp_path / "r.txt", item_col="5")
+    assert content(data)[:2] == [["0", "1"], ["22847", "420315"]]
+    assert data.timestamps.tolist() == [1287532527, 1287440263]
