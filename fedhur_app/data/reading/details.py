@@ -70,10 +70,12 @@ class Users:
     """What is known about users, by original id.
 
     Attributes:
+        ids: All users of the file.
         columns: By name of the column.
         markets: Market, None if the file has none.
     """
 
+    ids: tuple[str, ...] = ()
     columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     markets: Mapping[str, str] | None = None
 
@@ -149,6 +151,7 @@ def read_users(
         raise DataError(f"{source}, line 1: there is no column '{market}' (found: {', '.join(names)})")
     known = {number: _OF_USERS[name] for number, name in enumerate(plain) if name in _OF_USERS and number != place}
     columns: dict[str, dict[str, str]] = {name: {} for name in known.values()}
+    ids: dict[str, None] = {}
     markets: dict[str, str] = {}
     problems = []
     for line, cells in rows:
@@ -162,13 +165,14 @@ def read_users(
                 f"{source}, line {line}: the same user has another market in a line above, so that of a row is "
                 "unknown; give the file of interactions a column 'market'"
             )
+        ids[user] = None
         for number, name in known.items():
             columns[name][user] = "" if cells[number].lower() in _UNKNOWN else cells[number]
         tally.rows += 1
     tally.note(problems)
     tally.settle()
     tally.finish()
-    return Users(columns, markets if place is not None else None), tally
+    return Users(tuple(ids), columns, markets if place is not None else None), tally
 
 
 def _first(plain: Sequence[str], names: Sequence[str]) -> int | None:
