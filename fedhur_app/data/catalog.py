@@ -168,8 +168,9 @@ def _entry(name: str, home: Path) -> DataSet:
     if name in DATASETS:
         return DATASETS[name]
     known = [*DATASETS, *imported(home)]
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or sorted(known)
-    raise DataError(f"there is no data set '{name}'; did you mean {' or '.join(near)}?")
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
+    raise DataError(f"there is no data set '{name}'; {hint}")
 
 
 def fetch(

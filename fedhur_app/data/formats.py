@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import Coded, Interactions, Which, from_codes
@@ -95,6 +96,8 @@ class Taken:
         heads: Roles of the columns of `sample`.
         sample: The first rows.
         catalogue: Ids of the items file, which stay in the catalogue.
+        beside: The files of items and of users that were read, by these words.
+        known: How many of the items or users such a file knows, in words, by its name.
     """
 
     format: str
@@ -109,6 +112,8 @@ class Taken:
     heads: list[str] = field(default_factory=list)
     sample: list[tuple[Any, ...]] = field(default_factory=list)
     catalogue: tuple[str, ...] = ()
+    beside: dict[str, str] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -209,11 +214,13 @@ def read_data(path: Path, name: str, options: ReadOptions) -> tuple[Interactions
     """
     if path.is_dir():
         if _wants(options, "matrices") and (path / "0" / "train_dataset.npy").is_file():
+            _only_as_published(path, options)
             return _published(read_matrix_folders(path, name, options.keep_catalogue), "matrices", path)
         if _wants(options, "sequence") and (path / "train.txt").is_file() and (path / "test.txt").is_file():
             return _read_folder_of_sequences(path, name, options)
         source = _main_file(path, options)
     elif (_wants(options, "npz") and path.suffix == ".npz") or options.format == "npz":
+        _only_as_published(path, options)
         return _published(read_npz_rows(path, name, options.keep_catalogue, options.dedupe), "npz", path)
     else:
         source = find_source(path, _PATTERNS)
@@ -234,6 +241,21 @@ def read_data(path: Path, name: str, options: ReadOptions) -> tuple[Interactions
 
 def _wants(options: ReadOptions, what: Format) -> bool:
     return options.format in ("auto", what)
+
+
+def _only_as_published(path: Path, options: ReadOptions) -> None:
+    """Arrays are taken as they are: an option that changes nothing would promise something.
+
+    Raises:
+        DataError: An option was given that only tables have.
+    """
+    given = {f"--{role}-col": name for role, name in options.given.items()}
+    given |= {"--items": options.items, "--users": options.users}
+    without = [option for option, value in given.items() if value is not None]
+    if without:
+        raise DataError(
+            f"{path} holds arrays of known names, for which {', '.join(without)} cannot be used; leave it out"
+        )
 
 
 def _published(data: Interactions, form: str, path: Path) -> tuple[Interactions, Taken]:
@@ -281,6 +303,8 @@ def _known(source: Source, options: ReadOptions, sample: Sequence[str]) -> _Know
         return _Known("inter", "*", _RECBOLE, _KNOWN[5].items, _KNOWN[5].users)
     if {"userid", "isbn", "bookrating"} <= {plain_name(cell) for cell in re.split("[;,]", sample[0])}:
         return _Known("bookcrossing", "*", _BOOKS, _KNOWN[4].items, _KNOWN[4].users)
+    if re.match(r"\s*\[\s*(\{|$)", sample[0]):
+        raise DataError(f"{source} is one JSON array; write one object a line (JSON lines)")
     if _sequence_separator(sample, surely=True):
         return _Known("sequence", "*", Layout())
     return _Known("csv", "*", Layout())
@@ -302,6 +326,11 @@ def _read_text(source: Source, name: str, options: ReadOptions) -> tuple[Interac
     given = options.given
     if known.format == "amazon" and sample[0].lstrip().startswith("{"):
         keys = json_keys(list(sample))
+        if not keys:
+            raise DataError(
+                f"{source}: its first lines begin with {{ but are no objects in JSON (names and texts need double "
+                "quotes, and an object stands on one line)"
+            )
         numbers = find_columns(str(source), keys, [], given, len(keys))
         taken.columns = {role: keys[number] for role, number in numbers.items()}
         taken.form["form"] = "one JSON object a line"
@@ -319,7 +348,10 @@ def _read_text(source: Source, name: str, options: ReadOptions) -> tuple[Interac
     if names is None and known.format in ("csv", "amazon"):
         given = _of_amazon(given, rows)
     numbers = find_columns(str(source), names, rows, given, dialect.columns)
-    heads = [each.split(":")[0] for each in names] if names else [str(number + 1) for number in range(dialect.columns)]
+    heads = [
+        (names[number].split(":")[0] if names else "") or str(number + 1)  # pandas gives its index no name
+        for number in range(dialect.columns)
+    ]
     taken.columns = {role: heads[number] for role, number in numbers.items()}
     taken.unused = [head for number, head in enumerate(heads) if number not in numbers.values()]
     taken.form |= {
@@ -328,8 +360,20 @@ def _read_text(source: Source, name: str, options: ReadOptions) -> tuple[Interac
     }
     collector = Collector(taken.columns, tally, options.implicit_zeros)
     for frame in frames(text, dialect, numbers, tally):
-        collector.add(frame)
+        collector.add(_without_headers(frame, dialect.header, numbers, tally))
     return _assemble(name, collector.finish(), taken, items, users, options)
+
+
+def _without_headers(
+    frame: pl.DataFrame, header: Sequence[str] | None, numbers: Mapping[str, int], tally: Tally
+) -> pl.DataFrame:
+    """Files that were put together one after the other repeat their header, which is no user and no item."""
+    if header is None:
+        return frame
+    again = (pl.col("user") == header[numbers["user"]]) & (pl.col("item") == header[numbers["item"]])
+    found = frame.filter(again)["line"].to_list()
+    tally.note((line, "", "the header again") for line in found)
+    return frame.filter(~again) if found else frame
 
 
 def _of_amazon(given: Mapping[str, str | None], rows: Sequence[Sequence[str]]) -> dict[str, str | None]:
@@ -394,11 +438,13 @@ def _details(source: Source, known: _Known, options: ReadOptions, taken: Taken) 
         items, tally = read_items(*found, options.on_bad_line)
         _note(taken, found[0], tally)
         taken.catalogue = items.ids
+        taken.beside["items"] = tally.place
     found = _companion(source, known.users, options.users)
     if found is not None:
         named = options.market_col if options.users is not None else None
         users, tally = read_users(*found, options.on_bad_line, named)
         _note(taken, found[0], tally)
+        taken.beside["users"] = tally.place
     return items, users
 
 
@@ -436,6 +482,9 @@ def _assemble(
         raise DataError(
             f"{taken.place}: there are no interactions" + (" but those of rating 0" if columns.zeros else "")
         )
+    for what, texts, ids in (("items", columns.items.texts, items.ids), ("users", columns.users.texts, users.ids)):
+        if what in taken.beside:
+            _compare(what, texts, frozenset(ids), taken)
     markets = columns.markets
     if markets is None and users.markets is not None:
         markets = _markets_of_users(columns.users, users.markets, taken)
@@ -456,6 +505,21 @@ def _assemble(
     if repeated := len(columns.users.codes) - len(data):
         taken.dropped["repeated (user, item) pairs"] = repeated
     return data, taken
+
+
+def _compare(what: str, texts: Sequence[str], ids: frozenset[str], taken: Taken) -> None:
+    """Say how many ids a file of items or users shares with the interactions. None: they are written otherwise.
+
+    Raises:
+        DataError: It shares none.
+    """
+    place, shared = taken.beside[what], sum(text in ids for text in texts)
+    if not shared:
+        raise DataError(
+            f"{place}: none of the {len(texts)} {what} of {taken.place} is there; ids have to be written alike in both "
+            "(01 is not 1)"
+        )
+    taken.known[place] = f"{shared} of {len(texts)} {what} are there"
 
 
 def _markets_of_users(users: Coded, market_of: Mapping[str, str], taken: Taken) -> Coded:

@@ -1,5 +1,6 @@
 """`fedhur data import`: a file becomes a data set that runs know by name."""
 
+import math
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhur_app.config import available
+from fedhur_app.config import available, load_settings
 from fedhur_app.data.catalog import DATASETS, DOWNLOADS, data_home
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.formats import ReadOptions, Taken, read_data
@@ -16,6 +17,8 @@ from fedhur_app.data.reading.sources import Source
 from fedhur_app.data.store import is_data_set, publish, save_interactions, temporary_folder
 
 _NAME = re.compile(r"\w[\w.+-]*")
+# Names of columns that are printed.
+_SHOWN = 40
 # Folders of prepared shards and of downloads lie beside the data sets.
 _RESERVED = ("prepared", DOWNLOADS)
 
@@ -53,18 +56,18 @@ class Report:
         """Text for people, with the first rows: not for logs that others read."""
         taken = self.taken
         lines = [f"{taken.place}: {taken.format}"]
-        lines += [f"  {what}: {value}" for what, value in taken.form.items()]
+        lines += [f"  {what}: {_shortened(value)}" for what, value in taken.form.items()]
         lines += [f"  {role}: {column}" for role, column in taken.columns.items()]
         if taken.unused:
-            lines.append(f"  not used: {', '.join(taken.unused)}")
+            lines.append(f"  not used: {_shortened(', '.join(taken.unused))}")
         if taken.sample:
             lines.append(f"  first rows ({', '.join(taken.heads)}):")
             lines += ["    " + "  ".join(map(str, row)) for row in taken.sample]
-        lines += [f"also read: {tally.place}" for tally in taken.tallies[1:]]
+        lines += [f"also read: {tally.place} ({taken.known[tally.place]})" for tally in taken.tallies[1:]]
         for tally in taken.tallies:
             lines += tally.lines()
             if tally.without:
-                lines.append(f"{tally.place}: {tally.without} users without items left out")
+                lines.append(f"{tally.place}: {tally.without} line{'s' * (tally.without > 1)} without items left out")
         lines += [] if taken.tallies else self.data.notes  # else the counts below say the same
         lines.append(f"{taken.rows} interactions read")
         lines += [f"  {count} left out: {why}" for why, count in taken.dropped.items()]
@@ -100,6 +103,12 @@ class Report:
         }
 
 
+def _shortened(names: str) -> str:
+    """Names of columns; of a table with hundreds of them the first."""
+    listed = names.split(", ")
+    return names if len(listed) <= _SHOWN else f"{', '.join(listed[:_SHOWN])}, ... ({len(listed)} columns)"
+
+
 @dataclass(frozen=True)
 class Imported:
     """A data set that was read.
@@ -129,6 +138,8 @@ def import_file(path: Path, name: str, options: ImportOptions | None = None) -> 
     if options.implicit_zeros == "drop" and not taken.tallies and data.ratings is not None:
         data = _kept(data, data.ratings != 0, "rating 0: implicit", taken)
     if options.min_rating is not None:
+        if not math.isfinite(options.min_rating):
+            raise DataError(f"--min-rating {options.min_rating}: a finite number is needed")
         if data.ratings is None:
             raise DataError(f"{taken.place}: --min-rating needs ratings, and there are none; name them by --rating-col")
         data = _kept(data, data.ratings >= options.min_rating, f"rated below {options.min_rating:g}", taken)
@@ -243,4 +254,6 @@ def next_steps(data: Interactions) -> list[str]:
         published += " --set dataset.clients.kind=published"
     elif data.user_markets is not None:
         published += " --set dataset.clients.kind=market"
-    return [f"next: fedhur data describe {data.name}", f"      fedhur run --dataset {data.name}{published}"]
+    elif data.n_users < load_settings().dataset.clients.number:
+        published += f" --set dataset.clients.number={max(1, data.n_users // 10)}"  # the default could not run
+    return [f"next: fedhur data describe {data.name}{published}", f"      fedhur run --dataset {data.name}{published}"]

@@ -37,6 +37,11 @@ def read_npz_rows(path: Path, name: str, keep_catalogue: bool = False, which: Wh
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except (*_UNREADABLE, AttributeError, TypeError) as error:
+        if "Object arrays" in str(error):
+            raise DataError(
+                f"{path}: an array holds Python objects, which are not read; save ids as text, such as "
+                "np.asarray(ids, dtype=str), or as integers"
+            ) from error
         raise DataError(f"{path} is damaged or is not an .npz file of arrays") from error
     for needed in ("user", "item"):
         if needed not in arrays:
@@ -48,18 +53,21 @@ def read_npz_rows(path: Path, name: str, keep_catalogue: bool = False, which: Wh
     if keep_catalogue:
         catalogue = map(str, range(_published_items(path, arrays)))
     optional = {key: arrays.get(key) for key in _OF_ROWS}
-    return from_raw(
-        name,
-        arrays["user"],
-        arrays["item"],
-        optional["rating"],
-        optional["timestamp"],
-        markets=optional["market"],
-        labels=optional["split"],
-        owners=optional["client"],
-        catalogue=catalogue,
-        which=which,
-    )
+    try:
+        return from_raw(
+            name,
+            arrays["user"],
+            arrays["item"],
+            optional["rating"],
+            optional["timestamp"],
+            markets=optional["market"],
+            labels=optional["split"],
+            owners=optional["client"],
+            catalogue=catalogue,
+            which=which,
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {str(error).removeprefix(f'{name}: ')}") from error
 
 
 def _published_items(path: Path, arrays: dict[str, np.ndarray]) -> int:

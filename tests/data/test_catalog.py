@@ -142,7 +142,7 @@ def test_a_store_with_a_missing_file_is_fetched_again(sources, capsys):
 def test_an_unknown_name_lists_the_nearest():
     with pytest.raises(DataError, match="no data set 'ml100k'; did you mean ml-100k"):
         load_dataset("ml100k")
-    with pytest.raises(DataError, match=r"did you mean .*synthetic"):
+    with pytest.raises(DataError, match=r"no data set .zzzz.; there are .*synthetic"):
         fetch("zzzz")
 
 

@@ -565,3 +565,23 @@ def test_reading_keeps_no_python_object_a_row(tmp_path, monkeypatch):
     assert len(data) == n
     # Some arrays of 8 bytes a row; a list of rows would take 300 bytes a row and more.
     assert peak < 100 * n
+
+
+def test_next_steps_name_a_number_of_clients_that_the_users_can_fill():
+    few = from_raw("few", np.arange(40), np.zeros(40, dtype=int))
+    many = from_raw("many", np.arange(100), np.zeros(100, dtype=int))
+    assert all(line.endswith("few --set dataset.clients.number=4") for line in importing.next_steps(few))
+    assert all(line.endswith("many") for line in importing.next_steps(many))
+
+
+def test_names_of_thousands_of_columns_are_not_printed(tmp_path):
+    (tmp_path / "r.csv").write_text("user,item," + ",".join(f"c{n}" for n in range(998)) + "\n1,2" + ",0" * 998 + "\n")
+    printed = "\n".join(take(tmp_path / "r.csv").report.lines())
+    assert "c37, ... (1000 columns)" in printed
+    assert "c40" not in printed
+
+
+def test_a_least_rating_is_finite(tmp_path):
+    (tmp_path / "r.csv").write_text("user,item,rating\n1,2,3\n")
+    with pytest.raises(DataError, match="--min-rating nan: a finite number"):
+        take(tmp_path / "r.csv", min_rating=float("nan"))

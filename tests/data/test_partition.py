@@ -311,7 +311,10 @@ def test_clients_from_a_file(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0,a\n1\n", r"line 2: a user id and the name of a client are needed, not \['1'\]"),
+        (
+            "0,a\n1\n",
+            r"line 2: a user id and the name of a client are needed, with a tab or a comma between, not \['1'\]",
+        ),
         ("0,a\n1,\n", "line 2: a user id and the name"),
         ("0,a\n\n7,b\n", "line 3: made-up has no user '7'"),
         ("0,a\n1,a\n0,b\n", "line 3: user '0' has a client already, in line 1"),

@@ -46,7 +46,7 @@ def test_of_repeated_pairs_one_row_with_its_label_is_kept(tmp_path):
         ({"split": np.array([0, 1])}, "array 'split' is"),
         ({"user": np.array([0.5, 1, 2, 3])}, "must be integers or text"),
         ({"rating": np.array([1, np.nan, 2, 3])}, "row 1: the rating is not a finite number"),
-        ({"item": np.array([{}] * 4, dtype=object)}, "damaged or is not an .npz file"),
+        ({"item": np.array([{}] * 4, dtype=object)}, "an array holds Python objects"),
     ],
 )
 def test_wrong_arrays_are_refused(tmp_path, arrays, message):

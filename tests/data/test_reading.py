@@ -6,6 +6,7 @@ import datetime
 import gzip
 import io
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -510,3 +511,129 @@ def test_parquet_of_another_kind_is_refused(tmp_path):
     (tmp_path / "r.csv").write_text("user,item\n1,2\n")
     with pytest.raises(DataError, match="damaged or is not a Parquet file"):
         read(tmp_path / "r.csv", format="parquet")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ",user_id,item_id\n0,7,70\n1,8,80\n",  # the index of pandas
+        "user_id,item_id,,\n7,70,,\n8,80,,\n",  # the separators of a spreadsheet
+    ],
+)
+def test_a_header_may_have_cells_without_a_name(tmp_path, text):
+    (tmp_path / "r.csv").write_text(text)
+    data, taken = read(tmp_path / "r.csv", on_bad_line="skip")
+    assert content(data)[:2] == [["7", "8"], ["70", "80"]]
+    assert taken.tallies[0].n_bad == 0
+    assert taken.unused == (["1"] if text.startswith(",") else ["3", "4"])
+
+
+@pytest.mark.parametrize("on_bad_line", ["error", "skip"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"user","item"\n"1","7","70"\n"2","8","80"\n"3","8","81"\n',  # R gives its row names no name
+        "# exported by x, at y\nuser,item\n7,70\n8,80\n",
+        "# exported\nuser,item\n7,70\n8,80\n",
+        "user,user,item\n7,a,70\n8,b,80\n",
+        "user,item,2020\nann,a,1\nbob,b,2\n",
+        "item_id,title\np,A,\nq,B,\nr,C,\n",
+    ],
+)
+def test_names_of_columns_never_become_ids(tmp_path, text, on_bad_line):
+    (tmp_path / "r.csv").write_text(text)
+    with pytest.raises(DataError, match=r"r.csv: one of the first lines names columns \(.*cannot be the header"):
+        read(tmp_path / "r.csv", on_bad_line=on_bad_line)
+
+
+def test_words_that_are_names_of_columns_may_be_ids(tmp_path):
+    (tmp_path / "r.csv").write_text("user,song\nann,game\nuser,book\nuser,title\n")
+    assert content(read(tmp_path / "r.csv")[0])[:2] == [["ann", "user", "user"], ["game", "book", "title"]]
+
+
+CHECK_INS = "0\t2010-10-19T23:55:27Z\t30.23\t-97.7\t22847\n1\t2010-10-18T22:17:43Z\t30.26\t-97.7\t420315\n"
+
+
+def test_dates_are_not_taken_for_items(tmp_path):
+    (tmp_path / "r.txt").write_text(CHECK_INS)
+    with pytest.raises(DataError, match=r"column 2 would be the item, but it holds dates; .*--item-col"):
+        read(tmp_path / "r.txt")
+    data, _ = read(tmp_path / "r.txt", item_col="5")
+    assert content(data)[:2] == [["0", "1"], ["22847", "420315"]]
+    assert data.timestamps.tolist() == [1287532527, 1287440263]
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_header_that_comes_again_is_no_user(tmp_path, quote):
+    lines = ["user,item", "7,70", "user,item", "8,80", "user,71"]  # two files, one after the other
+    (tmp_path / "r.csv").write_text("\n".join(quote + line.replace(",", f"{quote},{quote}") + quote for line in lines))
+    with pytest.raises(DataError, match=r"r.csv, line 3: the header again"):
+        read(tmp_path / "r.csv")
+    data, taken = read(tmp_path / "r.csv", on_bad_line="skip")
+    assert content(data)[:2] == [["7", "8", "user"], ["70", "80", "71"]]
+    assert taken.tallies[0].bad == {"the header again": 1}
+
+
+def test_utf_8_with_a_damaged_byte_is_not_latin_1(tmp_path):
+    good = "user,item\nAndré,Amélie\nZoë,Léon\n".encode()
+    (tmp_path / "r.csv").write_bytes(good + b"Ren\xe9,Amelie\n")
+    with pytest.raises(DataError, match=r"r.csv, line 4: not UTF-8 text, though other lines are"):
+        read(tmp_path / "r.csv")
+    (tmp_path / "r.csv").write_bytes(b"user,item\nRen\xe9,Am\xe9lie\nZo\xeb,\xc3\xa9\n")
+    data, taken = read(tmp_path / "r.csv")
+    assert taken.form["encoding"] == "Latin-1"
+    assert content(data)[:2] == [["René", "Zoë"], ["Amélie", "Ã©"]]
+
+
+@pytest.mark.parametrize(("start", "what"), [("[", "one JSON array"), ("{'user': 'a'", "no objects in JSON")])
+def test_json_that_is_not_lines_of_objects_is_named(tmp_path, start, what):
+    (tmp_path / "r.json").write_text(f'{start}\n{{"user": "a", "item": "p"}}\n]' if start == "[" else start + "}\n")
+    with pytest.raises(DataError, match=what):
+        read(tmp_path / "r.json")
+
+
+def test_files_of_items_and_users_that_know_nobody_are_errors(tmp_path):
+    (tmp_path / "r.csv").write_text("user,item\n1,10\n2,11\n")
+    (tmp_path / "i.csv").write_text("id,title\n11,A\n12,B\n")
+    (tmp_path / "u.csv").write_text("user_id,age\n01,30\n02,31\n")
+    _, taken = read(tmp_path / "r.csv", items=tmp_path / "i.csv")
+    assert list(taken.known.values()) == ["1 of 2 items are there"]
+    with pytest.raises(DataError, match=r"u.csv: none of the 2 users of .*r.csv is there"):
+        read(tmp_path / "r.csv", users=tmp_path / "u.csv")
+
+
+def test_a_workbook_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "r.xlsx", "w") as archive:
+        archive.writestr("[Content_Types].xml", "<x/>")
+        archive.writestr("xl/worksheets/sheet1.xml", "<x/>")
+    with pytest.raises(DataError, match=r"a workbook .*: save the table as CSV"):
+        read(tmp_path / "r.xlsx")
+
+
+def test_a_decimal_comma_is_named(tmp_path):
+    (tmp_path / "r.csv").write_text("user;item;rating\n1;2;2,5\n")
+    with pytest.raises(DataError, match=r"line 2, column 'rating': not a finite number \(2,5 has to be 2.5\)"):
+        read(tmp_path / "r.csv")
+
+
+@pytest.mark.parametrize("option", [{"user_col": "a"}, {"items": Path("i.csv")}, {"users": Path("u.csv")}])
+def test_arrays_take_no_options_of_tables(tmp_path, option):
+    np.savez(tmp_path / "r.npz", user=[1], item=[2])
+    with pytest.raises(
+        DataError, match=rf"r.npz holds arrays .*--{next(iter(option)).replace('_', '-')} cannot be used"
+    ):
+        read(tmp_path / "r.npz", **option)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"user": np.array(["a", "b"], dtype=object)}, "r.npz: an array holds Python objects, .*dtype=str"),
+        ({"user": np.array([1.0, 2.0])}, "r.npz: user ids must be integers or text"),
+        ({"split": np.array([0, 3])}, "r.npz: row 1: the split is 3"),
+    ],
+)
+def test_messages_about_arrays_name_the_file(tmp_path, arrays, message):
+    np.savez(tmp_path / "r.npz", **{"user": np.array([1, 2]), "item": np.array([1, 2])} | arrays)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "r.npz")

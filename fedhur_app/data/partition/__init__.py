@@ -69,7 +69,8 @@ def assign_clients(
             raise DataError(f"the number of clients must be at least 1, not {clients}")
         if clients > data.n_users:
             raise DataError(
-                f"{clients} clients cannot share {data.n_users} users; ask for at most {data.n_users} clients"
+                f"{clients} clients cannot share {data.n_users} users; ask for at most {data.n_users} clients "
+                "(dataset.clients.number)"
             )
     return call(partition, data=data, labels=labels, number=clients, seed=seed, **options)
 

@@ -62,7 +62,10 @@ def by_file(data: Interactions, file: str) -> Clients:
     line_of: dict[str, int] = {}
     for place, (line, cells) in enumerate(_lines(path)):
         if len(cells) != 2 or not all(cells):
-            raise DataError(f"{path}, line {line}: a user id and the name of a client are needed, not {cells}")
+            raise DataError(
+                f"{path}, line {line}: a user id and the name of a client are needed, with a tab or a comma "
+                f"between, not {cells}"
+            )
         user, name = cells
         if place == 0 and user not in number and re.match("user", user, re.I) and re.match("client", name, re.I):
             continue

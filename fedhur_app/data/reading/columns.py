@@ -78,6 +78,7 @@ _OTHER_NAMES = {
     *("title", "movietitle", "booktitle", "genres", "genre", "categories", "class", "name", "id", "url", "pictureurl"),
     *("age", "gender", "occupation", "zipcode", "zip", "location", "country", "review", "reviewtext", "comment"),
 }
+_ID_NAMES = {*NAMES["user"], *NAMES["item"], "id"}
 _WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?")
@@ -94,6 +95,18 @@ def is_known(name: str) -> bool:
     """Whether a text is a usual name of a column."""
     plain = plain_name(name)
     return plain in _OTHER_NAMES or any(plain in names for names in NAMES.values())
+
+
+def names_columns(cells: Sequence[str]) -> bool:
+    """Whether a line holds names of columns beyond doubt: of users and of items, or of an id and of something else.
+
+    One known name does not do: a title may be `Book`, a user may be called `user`.
+    """
+    plain = {plain_name(cell) for cell in cells}
+    if all(plain & set(NAMES[role]) for role in ("user", "item")):
+        return True
+    ids = {name for name in plain & _ID_NAMES if name.endswith("id") or name in ("asin", "isbn")}
+    return bool(ids and plain & _OTHER_NAMES - ids)
 
 
 def find_columns(
@@ -134,6 +147,7 @@ def find_columns(
                 taken.add(number)
     else:
         _by_position(found, rows, columns)
+        _refuse_dates(place, found, rows, given)
     for role in ("user", "item"):
         if role not in found:
             shown = f"found: {', '.join(header)}" if header is not None else f"there are {columns} columns"
@@ -173,6 +187,20 @@ def _by_position(found: dict[str, int], rows: Sequence[Sequence[str]], columns: 
         number = next((number for number in free if kinds[number] in ("whole", "number")), None)
         if number is not None:
             found["rating"] = number
+
+
+def _refuse_dates(
+    place: str, found: Mapping[str, int], rows: Sequence[Sequence[str]], given: Mapping[str, str | None]
+) -> None:
+    """Dates are nobody's ids: a file of check-ins, such as user, time, latitude, longitude, place, needs to be told."""
+    for role in ("user", "item"):
+        if role in found and given.get(role) is None:
+            dates = sum(bool(_DATE.fullmatch(row[found[role]])) for row in rows)
+            if 2 * dates > len(rows):
+                raise DataError(
+                    f"{place}: by its place column {found[role] + 1} would be the {role}, but it holds dates; name the "
+                    f"right one with --{role}-col (a number from 1 on)"
+                )
 
 
 def _kind(cells: Sequence[str]) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedhur_app.data.errors import DataError
-from fedhur_app.data.reading.columns import NAMES, plain_name
-from fedhur_app.data.reading.dialect import SEPARATORS, Dialect, find_dialect
+from fedhur_app.data.reading.columns import NAMES, names_columns, plain_name
+from fedhur_app.data.reading.dialect import SEPARATORS, Dialect, find_dialect, records
 from fedhur_app.data.reading.others import json_keys, json_object
 from fedhur_app.data.reading.rows import frames
 from fedhur_app.data.reading.sources import Source, open_text
@@ -70,10 +70,12 @@ class Users:
     """What is known about users, by original id.
 
     Attributes:
+        ids: All users of the file.
         columns: By name of the column.
         markets: Market, None if the file has none.
     """
 
+    ids: tuple[str, ...] = ()
     columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     markets: Mapping[str, str] | None = None
 
@@ -149,6 +151,7 @@ def read_users(
         raise DataError(f"{source}, line 1: there is no column '{market}' (found: {', '.join(names)})")
     known = {number: _OF_USERS[name] for number, name in enumerate(plain) if name in _OF_USERS and number != place}
     columns: dict[str, dict[str, str]] = {name: {} for name in known.values()}
+    ids: dict[str, None] = {}
     markets: dict[str, str] = {}
     problems = []
     for line, cells in rows:
@@ -162,13 +165,14 @@ def read_users(
                 f"{source}, line {line}: the same user has another market in a line above, so that of a row is "
                 "unknown; give the file of interactions a column 'market'"
             )
+        ids[user] = None
         for number, name in known.items():
             columns[name][user] = "" if cells[number].lower() in _UNKNOWN else cells[number]
         tally.rows += 1
     tally.note(problems)
     tally.settle()
     tally.finish()
-    return Users(columns, markets if place is not None else None), tally
+    return Users(tuple(ids), columns, markets if place is not None else None), tally
 
 
 def _first(plain: Sequence[str], names: Sequence[str]) -> int | None:
@@ -200,7 +204,8 @@ def layout_dialect(source: Source, sample: Sequence[str], layout: Layout, wanted
     """The dialect of a file of which some is known beforehand.
 
     Raises:
-        DataError: No separator fits, or the header is not what it has to be.
+        DataError: No separator fits, or the header is not what it has to be, or one of the first lines holds names of
+            columns but is no header: its names would become ids.
     """
     dialect = find_dialect(
         str(source),
@@ -215,7 +220,19 @@ def layout_dialect(source: Source, sample: Sequence[str], layout: Layout, wanted
         raise DataError(f"{source}, line 1: not the header of a RecBole file (such as user_id:token)")
     if layout.names:
         return Dialect(dialect.separator, len(layout.names), dialect.quote, dialect.escape)
+    if dialect.header is None:
+        lost = next((cells for cells in records(dialect, sample[:_HEAD]) if names_columns(cells)), None)
+        if lost is not None:
+            raise DataError(
+                f"{source}: one of the first lines names columns ({', '.join(lost[:20])}), but cannot be the header. A "
+                f"header is the first line, has as many cells as the others ({dialect.columns}), and its names differ "
+                "and are no numbers: correct that line, and delete those above it"
+            )
     return dialect
+
+
+# So many comments may stand above a header.
+_HEAD = 20
 
 
 def _objects(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedhur_app.data.errors import DataError
-from fedhur_app.data.reading.columns import is_known
+from fedhur_app.data.reading.columns import is_known, names_columns
 
 # Of separators that divide (nearly) all lines alike the first is taken: blanks also stand in dates and titles, and
 # commas in numbers.
@@ -104,6 +104,9 @@ def find_dialect(
     - one of them is a known name of a column (or in `wanted`), or ends with a type of RecBole (`:token`),
       or stands above a column that holds numbers (nearly) everywhere.
 
+    Cells may be empty beside the names of an id and of something else: pandas writes no name above its index, and
+    spreadsheets end every line with a separator.
+
     So a first line of data is never taken for a header as long as it holds a number or looks like its column. Ids that
     look like those below them (letters and digits in the same places) are data in any case. A header of unknown names
     above columns of text only cannot be told from data, and counts as data; so does a line with an unknown name that
@@ -162,7 +165,8 @@ def is_header(first: Sequence[str], rows: Sequence[Sequence[str]], wanted: Seque
         rows: Cells of the lines below, each as many.
         wanted: Names of columns that people asked for.
     """
-    if len(set(first)) < len(first) or any(map(_is_number, first)):
+    named = [cell for cell in first if cell] if names_columns(first) else first
+    if len(set(named)) < len(named) or any(map(_is_number, named)):
         return False
     if any(cell in wanted for cell in first) or all(":" in cell for cell in first):
         return True

@@ -132,6 +132,8 @@ def find_source(path: Path, known: Sequence[str] = ()) -> Source:
     members = _members(path)
     if not members:
         raise DataError(f"{path}: the archive is empty")
+    if "[Content_Types].xml" in members:
+        raise DataError(f"{path} is a workbook or another document of Office: save the table as CSV")
     if len(members) == 1:
         return Source(path, members[0])
     for pattern in known:
@@ -194,14 +196,15 @@ class Text:
 def open_text(source: Source, only_utf_8: bool = False) -> Text:
     """Find the encoding of a text: UTF-8 with or without a mark, UTF-16 with a mark, else Latin-1.
 
-    The whole file is looked at, since a title in its last line may decide.
+    The whole file is looked at, since a title in its last line may decide. Text of which more letters are in UTF-8 than
+    are not is damaged UTF-8: as Latin-1 all these letters would come out wrong, without a word.
 
     Args:
         source: What to read.
         only_utf_8: Accept no other encoding.
 
     Raises:
-        DataError: The file is empty, or is no text, or not in UTF-8 though it should be.
+        DataError: The file is empty, or is no text, or not in UTF-8 though it should be, or only partly in UTF-8.
     """
     with source.open() as file:
         start = file.read(SAMPLE)
@@ -210,16 +213,23 @@ def open_text(source: Source, only_utf_8: bool = False) -> Text:
             return _checked(Text(source, "utf-16", _line_end(start.decode("utf-16", "ignore"))))
         line_end = _line_end(start.decode("latin-1"))
         decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        chunk, lines, blank = start, 0, True
+        chunk, lines, blank, letters = start, 0, True, 0
         while chunk:
             blank = blank and not chunk.strip(b" \t\r\n\xef\xbb\xbf")
             try:
                 if not chunk.isascii() or decoder.getstate() != (b"", 0):
-                    decoder.decode(chunk)
+                    letters += _beyond_ascii(decoder.decode(chunk))
             except UnicodeDecodeError as error:
+                line = lines + error.object.count(b"\n", 0, error.start) + 1
                 if only_utf_8 or start.startswith(codecs.BOM_UTF8):
-                    line = lines + error.object.count(b"\n", 0, error.start) + 1
                     raise DataError(f"{source}, line {line}: not utf-8 text; is it Latin-1?") from error
+                around = error.object.decode("utf-8", "replace")
+                wrong = around.count(_REPLACED)
+                if letters + _beyond_ascii(around) - wrong > wrong:
+                    raise DataError(
+                        f"{source}, line {line}: not UTF-8 text, though other lines are; correct it, or write all "
+                        "lines in one encoding"
+                    ) from error
                 return Text(source, "latin-1", line_end)
             lines += chunk.count(b"\n")
             chunk = file.read(CHUNK)
@@ -230,6 +240,14 @@ def open_text(source: Source, only_utf_8: bool = False) -> Text:
     if blank:
         raise DataError(f"{source} is empty")
     return Text(source, "utf-8-sig", line_end)
+
+
+_REPLACED = "\ufffd"
+
+
+def _beyond_ascii(text: str) -> int:
+    """Number of characters beyond ASCII."""
+    return len(text) - len(text.encode("ascii", "ignore"))
 
 
 def _refuse_binary(source: Source, start: bytes) -> None:

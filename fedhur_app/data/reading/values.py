@@ -1,5 +1,6 @@
 """From cells to numbers: dense codes of ids, ratings, times. Arrays only, never a Python object a row."""
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -193,7 +194,9 @@ def _wrong_number(text: str | None, role: str) -> str:
         return f"the {what} is empty"
     if text.lower().lstrip("+-") in _NOT_FINITE:
         return f"the {what} is not a finite number"
-    return "not a finite number" if role == "rating" else "not a whole number of seconds (or another unit), nor a date"
+    if role == "rating":
+        return "not a finite number" + (" (2,5 has to be 2.5)" if re.fullmatch(r"[+-]?\d+,\d+", text) else "")
+    return "not a whole number of seconds (or another unit), nor a date such as 2026-11-30 or 2026-11-30T09:30:00Z"
 
 
 def _ratings(cells: pl.Series) -> pl.Series:
