@@ -249,7 +249,7 @@ def _only_as_published(path: Path, options: ReadOptions) -> None:
     Raises:
         DataError: An option was given that only tables have.
     """
-    given = {f"--{role}-col": name for role, name in options.given.items()}
+    given: dict[str, str | Path | None] = {f"--{role}-col": name for role, name in options.given.items()}
     given |= {"--items": options.items, "--users": options.users}
     without = [option for option, value in given.items() if value is not None]
     if without:
