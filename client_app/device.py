@@ -231,9 +231,10 @@ class Device:
                     continue
                 earlier, about = found
                 wanted = _about(membership, rows)
-                other = [name for name in ("name", "catalogue", "users") if about.get(name) != wanted[name]]
+                parts = {"name": "name", "catalogue": "catalogue", "users": "list of users"}
+                other = [text for part, text in parts.items() if about.get(part) != wanted[part]]
                 if other:
-                    return None, f"the state of its earlier run belongs to another {' and another '.join(other)}"
+                    return None, f"the state of its earlier run has another {' and another '.join(other)}"
                 fresh = client_algorithm(settings.algorithm)(
                     settings, rows.shard, ClientState(), 1, torch.device("cpu")
                 ).state

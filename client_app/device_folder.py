@@ -11,8 +11,8 @@ runs/00001-<run>/            one folder a run, the newest and those before it th
   client-00007/round-*.npz   private state (state.py)
 ```
 
-Every file appears whole, by one rename; all but the report survive a loss of power. Everything can be deleted at any time: the node
-then joins again as new.
+Every file appears whole, by one rename; all but the report survive a loss of power. Everything can be deleted at any
+time: the node then joins again as new.
 """
 
 import json
