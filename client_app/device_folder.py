@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Membership:
         catalogue: Fingerprint of the catalogue, "" where the node has a prepared shard and was told none.
         rows: Key of its rows, "" for a prepared shard.
         settings: The run's settings as JSON.
+        options: How the node's file is read, see :func:`fedhur_app.data.own_rows.options_of_node`.
     """
 
     run: str
@@ -63,6 +64,7 @@ class Membership:
     catalogue: str
     rows: str
     settings: str
+    options: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """For the node's memory or disk."""
@@ -190,8 +192,3 @@ def _read_rows(folder: Path) -> Rows:
     if len(rows.users) != shard.n_users:
         raise ValueError("another number of users")
     return rows
-
-
-def as_client(rows: Rows, client: int) -> Rows:
-    """The rows under a client's number."""
-    return replace(rows, shard=replace(rows.shard, client=client))

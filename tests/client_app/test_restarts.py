@@ -460,7 +460,8 @@ def test_strategies_that_must_know_all_markets_take_no_late_ones(strategy):
 def stored(tmp_path_factory):
     path = tmp_path_factory.mktemp("state") / "client-00000" / "round-00001.npz"
     generator = torch.Generator().manual_seed(1)
-    state = ClientState({"model": {"items": torch.randn(5, 3, generator=generator)}}, {"trained_round": 4})
+    arrays = {"model": {"items": torch.randn(5, 3, generator=generator)}, "best": {}}
+    state = ClientState(arrays, {"trained_round": 4})
     state.save(path, True, {"run": "abc"})
     return path, path.read_bytes(), state
 
@@ -470,6 +471,7 @@ def test_a_state_comes_back_as_it_was(stored):
     found, about = ClientState.read(path)
     assert about == {"run": "abc"}
     assert found.numbers == state.numbers
+    assert found.arrays["best"] == {}
     assert torch.equal(found.arrays["model"]["items"], state.arrays["model"]["items"])
 
 
