@@ -1,24 +1,29 @@
 """What the operator does on the server: make the SuperLink's list of devices that of the folder, start runs.
 
-All by Flower's own command `flwr`, with a connection that is written into the server's folder.
+With a connection that is written into the server's folder, so that Flower's own command `flwr` can be used as well:
+`FLWR_HOME=server/flwr flwr list deployment`.
 """
 
 import contextlib
 import hashlib
+import io
 import json
 import re
 import subprocess
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedhur_app.deploy.errors import DeployError
 from fedhur_app.deploy.reach import problem_of
 from fedhur_app.deploy.settings import ServerFolder
 from fedhur_app.files import read_json, write_json, write_text
 from fedhur_app.flower_runner import COMPLETED, app_folder, environment, toml_text
+
+if TYPE_CHECKING:
+    from flwr.cli.typing import SuperLinkConnection
 
 CONNECTION = "deployment"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -42,27 +47,26 @@ def sync_devices(server: ServerFolder, say: Say) -> None:
     Raises:
         DeployError: The SuperLink does not answer or refuses.
     """
-    flwr = _Flwr(server)
+    with _Control(_connect(server)) as control:
+        _sync(server, control, say)
+
+
+def _sync(server: ServerFolder, control: "_Control", say: Say) -> None:
     file = server.folder / "devices.json"
     known = read_json(file)
-    alive = {
-        str(node["node-id"])
-        for node in flwr.json("supernode", "list")["nodes"]
-        if node["status"] not in ("unregistered", "deleted")
-    }
+    alive = control.devices()
     present = {path.stem: _hash(path) for path in sorted(server.public_keys.glob("*.pub"))}
     for name, entry in list(known.items()):
         if entry["node"] in alive and present.get(name) == entry["key"]:
             continue
         if entry["node"] in alive:
-            flwr.json("supernode", "unregister", entry["node"])
+            control.unregister(entry["node"])
             say(f"{name}: its old key was removed" if name in present else f"{name}: removed")
         del known[name]
         write_json(file, known)
     for name, key in present.items():
         if name not in known:
-            answer = flwr.json("supernode", "register", str(server.public_keys / f"{name}.pub"), "--name", name)
-            known[name] = {"node": str(answer["node-id"]), "key": key}
+            known[name] = {"node": control.register(server.public_keys / f"{name}.pub", name), "key": key}
             write_json(file, known)
             say(f"{name}: registered")
     say(f"{len(known)} devices are registered: {', '.join(sorted(known)) or 'none'}")
@@ -143,20 +147,93 @@ def run_deployed(server: ServerFolder, run_config: Mapping[str, str | int], on_l
     return f"Flower's status of run {run_id} is {status}" if details in ("", "N/A") else details
 
 
+def _connect(server: ServerFolder) -> "SuperLinkConnection":
+    """Flower's connection to the SuperLink of a folder, also written down for the command `flwr`.
+
+    Raises:
+        DeployError: Nobody answers, or somebody else.
+    """
+    from flwr.cli.typing import SuperLinkConnection
+
+    server.home.mkdir(mode=0o700, exist_ok=True)
+    host = server.host if server.host not in ("0.0.0.0", "::", "") else "127.0.0.1"
+    address = f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
+    if problem := problem_of(address, server.authority):
+        raise DeployError(f"the SuperLink of {server.folder} cannot be asked: {problem}")
+    # Flower wants a whole path here: the file is written anew each time, the folder may have moved.
+    connection = {"address": address, "root-certificates": str(server.authority)}
+    text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{toml_text(connection)}'
+    write_text(server.home / "config.toml", text)
+    return SuperLinkConnection(CONNECTION, address, str(server.authority))
+
+
+class _Control:
+    """The SuperLink's list of devices. What `flwr supernode` does, in one process: each start of it takes seconds."""
+
+    def __init__(self, connection: "SuperLinkConnection") -> None:
+        from flwr.cli.utils import init_http_client_from_connection
+
+        with contextlib.redirect_stdout(io.StringIO()):  # it names the connection
+            self._client = init_http_client_from_connection(connection)
+
+    def __enter__(self) -> "_Control":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def devices(self) -> set[str]:
+        """Flower's numbers of the devices that are registered."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        with _refusals():
+            nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return {str(node.node_id) for node in nodes if node.status != "unregistered"}
+
+    def register(self, key: Path, name: str) -> str:
+        """Let a device in; returns Flower's number of it."""
+        import click
+        from flwr.cli.supernode.register import try_load_public_key
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        try:
+            content = try_load_public_key(key)
+        except (click.ClickException, SystemExit) as error:
+            raise DeployError(f"{key} is no public key of a device (ECDSA, as OpenSSH writes it)") from error
+        with _refusals(f"{name}: "):
+            answer = self._client.RegisterNode(RegisterNodeRequest(public_key=content, name=name))
+        return str(answer.node_id)
+
+    def unregister(self, number: str) -> None:
+        """Shut a device out."""
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        with _refusals():
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=int(number)))
+
+
+@contextlib.contextmanager
+def _refusals(what: str = "") -> Iterator[None]:
+    """Errors of the SuperLink as errors for people."""
+    import httpx
+    from flwr.supercore.error import FlowerError
+
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        said = FlowerError.from_json(error.response.text)
+        words = f"{said.message} {said.public_details or ''}".strip() if said else error.response.text.strip()
+        raise DeployError(f"{what}the SuperLink refuses: {words or error}") from error
+    except httpx.HTTPError as error:
+        raise DeployError(f"{what}the SuperLink does not answer: {error}") from error
+
+
 class _Flwr:
     """The command `flwr` with a connection to the SuperLink of a folder."""
 
     def __init__(self, server: ServerFolder) -> None:
+        _connect(server)
         self._scripts = Path(sysconfig.get_path("scripts"))
-        server.home.mkdir(mode=0o700, exist_ok=True)
-        host = server.host if server.host not in ("0.0.0.0", "::", "") else "127.0.0.1"
-        address = f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
-        if problem := problem_of(address, server.authority):
-            raise DeployError(f"the SuperLink of {server.folder} cannot be asked: {problem}")
-        # Flower wants a whole path here: the file is written anew each time, the folder may have moved.
-        connection = {"address": address, "root-certificates": str(server.authority)}
-        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{toml_text(connection)}'
-        write_text(server.home / "config.toml", text)
         self.environment = environment(server.home, self._scripts)
 
     def command(self, *arguments: str) -> list[str]:

@@ -56,7 +56,7 @@ class NodeFolder:
     def node_config(self) -> dict[str, _Value]:
         """What Flower hands to the ClientApp on this device."""
         own: dict[str, _Value] = {
-            "client-name": self.name,
+            "client": self.name,
             "data-path": str(self.data),
             "state-dir": str(self.state),
         }

@@ -25,9 +25,9 @@ from fedhur_app.files import write_text
 from fedhur_app.flower_runner import end_sessions, environment, toml_text
 
 RETRY_SECONDS = 5.0
-# The server's ServerApp looks for answers every 3 s and must see the device gone, or it would wait for an answer that
-# never comes.
-AWAY_SECONDS = 7.0
+# The ServerApp looks for answers several times a second. It must see the device gone, or it would wait for an answer
+# that never comes.
+AWAY_SECONDS = 3.0
 HEARTBEAT_SECONDS = 60.0  # after so long without a sign of life the server lets a device go by itself
 STOP_SECONDS = 20.0
 
