@@ -35,6 +35,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NODE_ID = re.compile(r"SuperNode ID: (\d+)")
 
 Say = Callable[[str], None]
+_pause = time.sleep
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def run_server(server: ServerFolder, say: Say) -> None:
     Raises:
         DeployError: It cannot run with these settings.
     """
-    with _alone(server.folder, say):
+    with _alone(server.folder):
         server.home.mkdir(mode=0o700, exist_ok=True)
         command = [
             *(sys.executable, "-m", "fedhur_app.deploy.superlink", ",".join(server.operators) or "-"),
@@ -71,7 +72,7 @@ def run_server(server: ServerFolder, say: Say) -> None:
             if explained := explain_server(ending, server):
                 raise DeployError(explained)
             say(f"the SuperLink ended ({_how(ending.status)}); it starts again in {RETRY_SECONDS:.0f} s")
-            time.sleep(RETRY_SECONDS)
+            _pause(RETRY_SECONDS)
 
 
 def run_node(node: NodeFolder, say: Say) -> None:
@@ -80,7 +81,7 @@ def run_node(node: NodeFolder, say: Say) -> None:
     Raises:
         DeployError: It cannot run with these settings.
     """
-    with _alone(node.folder, say):
+    with _alone(node.folder):
         node.home.mkdir(mode=0o700, exist_ok=True)
         config = node.home / "node-config.toml"
         write_text(config, toml_text(node.node_config()))
@@ -112,7 +113,7 @@ def run_node(node: NodeFolder, say: Say) -> None:
             if not retry:
                 raise DeployError(explained)
             say(f"{explained}; next try in {RETRY_SECONDS:.0f} s")
-            time.sleep(RETRY_SECONDS)
+            _pause(RETRY_SECONDS)
 
 
 def refused(ending: Ending) -> bool:
@@ -183,7 +184,7 @@ def _wait_for_server(node: NodeFolder, say: Say) -> None:
         if problem != last:
             say(f"{problem} (looking again every {RETRY_SECONDS:.0f} s)")
             last = problem
-        time.sleep(RETRY_SECONDS)
+        _pause(RETRY_SECONDS)
 
 
 def _sign_off(node: NodeFolder, online: Path, say: Say) -> None:
@@ -191,7 +192,7 @@ def _sign_off(node: NodeFolder, online: Path, say: Say) -> None:
     number = online.read_text(encoding="utf-8").strip()
     if number.isdigit() and release(node.superlink, node.authority, node.key, int(number)):
         say(f"the SuperNode of before did not say good-bye; the server was told, next start in {AWAY_SECONDS:.0f} s")
-        time.sleep(AWAY_SECONDS)
+        _pause(AWAY_SECONDS)
     online.unlink(missing_ok=True)
 
 
@@ -241,7 +242,7 @@ def _read(process: "subprocess.Popen[str]", last: deque[str], heard: Say) -> Non
 
 
 @contextmanager
-def _alone(folder: Path, say: Say) -> Iterator[None]:
+def _alone(folder: Path) -> Iterator[None]:
     """Hold the folder's lock: two SuperNodes with one key would throw each other out."""
     path = folder / ".lock"
     with path.open("w") as lock:
