@@ -2,21 +2,28 @@
 
 import os
 import secrets
+from collections.abc import Callable
 from functools import lru_cache
+from logging import ERROR
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 
 from client_app.algorithms import client_algorithm
-from client_app.state import ClientState, StateFolder, get_place, set_place
+from client_app.device import Device, Entered, LostError, sizes
+from client_app.device_folder import NodeError
+from client_app.state import ClientState, StateError, StateFolder, get_place, set_place
 from fedhur_app.compute import resolve_device, threads
 from fedhur_app.config import from_json
+from fedhur_app.data.errors import DataError
+from fedhur_app.data.own_rows import Rows
 from fedhur_app.data.shards import Shard, load_shard, shard_path
 from fedhur_app.fingerprint import code_fingerprint
 from fedhur_app.memory import peak_memory_mib
 from fedhur_app.models.training import DivergedError
-from fedhur_app.protocol import Content, Stage, decode, encode
+from fedhur_app.protocol import Content, Stage, bytes_by_record, decode, encode
 
 # Ray reads this before it starts its workers: it keeps them from hiding the GPUs, and a warning from the log.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -29,18 +36,13 @@ def hello(message: Message, context: Context) -> Message:
     """Handshake: who is here, with which code and how much data; on a resume, reload the private state."""
     request = decode(message.content)
     reply = Content({"code": code_fingerprint()})
-    if request.fields["code"] == reply.fields["code"]:
+    if request.fields["code"] == reply.fields["code"] and _on_device(context):
+        reply = _without_private_text(lambda: Content(reply.fields | Device(context).hello()), reply)
+    elif request.fields["code"] == reply.fields["code"]:
         set_place(context, {key: str(request.fields[key]) for key in ("data", "checkpoint") if key in request.fields})
-        shard = _shard(context)
-        reply.fields |= {
-            "client": shard.client,
-            "n_items": shard.n_items,
-            "users": shard.n_users,
-            "interactions": len(shard.train),
-            "valid_users": int((shard.valid.counts > 0).sum()),
-            "test_users": int((shard.test.counts > 0).sum()),
-        }
-        folder = _state_folder(context)
+        shard = _simulated_shard(context)
+        reply.fields |= {"client": shard.client, **sizes(shard)}
+        folder = _simulated_folder(context)
         resume_round = int(request.fields.get("resume_round", 0))
         if folder is not None and resume_round:
             state = folder.load(shard.client, resume_round)
@@ -49,6 +51,33 @@ def hello(message: Message, context: Context) -> Message:
                 reply.fields["trained_round"] = state.numbers.get("trained_round", 0)
                 state.to_context(context)
     return Message(encode(reply), reply_to=message)
+
+
+@app.query("join")
+def join(message: Message, context: Context) -> Message:
+    """Second part of the handshake with nodes that bring their own data: take a place in the run."""
+    request = decode(message.content)
+    if not _on_device(context):
+        raise NodeError("this node brings no data (data-path in its node config), so it cannot join a run of own-data")
+    reply = Content({key: request.fields[key] for key in ("client", "round")} | {"stage": Stage.JOIN})
+    reply = _without_private_text(lambda: Device(context).join(request), reply)
+    return Message(encode(reply), reply_to=message)
+
+
+def _without_private_text(answer: Callable[[], Content], failed: Content) -> Content:
+    """An answer or, where the node's own files or settings are at fault, the kind of the fault.
+
+    An exception would travel to the server with its text, which may quote rows and names of files.
+    """
+    try:
+        return answer()
+    except (DataError, NodeError, StateError, LostError, OSError) as error:
+        log(ERROR, "%s", error)
+        what = {DataError: "its data", NodeError: "its node config", OSError: "a file"}.get(
+            type(error), "its state-dir"
+        )
+        text = f"{what} cannot be used ({type(error).__name__}); its own log says why"
+        return Content(failed.fields | {"problem": text})
 
 
 @app.train("items")
@@ -85,24 +114,36 @@ def rank(message: Message, context: Context) -> Message:
 def checkpoint(message: Message, context: Context) -> Message:
     """Write the private state as it is (for a client that did not see the last stage of its round)."""
     request = decode(message.content)
-    shard = _shard(context)
-    folder = _state_folder(context)
-    if folder is not None:
-        folder.save(ClientState.from_context(context), shard.client, int(request.fields["round"]))
-    fields = {"client": shard.client, "round": request.fields["round"], "stage": Stage.CHECKPOINT}
-    return Message(encode(Content(fields)), reply_to=message)
+    round_ = int(request.fields["round"])
+    who = {"round": round_, "stage": Stage.CHECKPOINT}
+    try:
+        entered = _enter(request, Stage.CHECKPOINT, round_, context)
+    except LostError as error:
+        return Message(encode(Content({**who, "lost": str(error)})), reply_to=message)
+    client = entered.rows.shard.client
+    reply = Content({**who, "client": client, "restored": entered.restored})
+    if _on_device(context):
+        Device(context).keep(entered, Stage.CHECKPOINT, round_, reply, {})
+        entered.remember(context)
+    elif (folder := _simulated_folder(context)) is not None:
+        folder.save(entered.state, client, round_)
+    return Message(encode(reply), reply_to=message)
 
 
 def _run(stage: str, message: Message, context: Context) -> Message:
     request = decode(message.content)
     settings = from_json(str(request.fields["settings"]))
     round_ = int(request.fields["round"])
-    shard = _shard(context)
-    who = {"client": shard.client, "round": round_, "stage": stage}
     if stage == Stage.RANK and settings.evaluation.per_user and _on_device(context):
         raise PermissionError("evaluation.per_user is refused: this node does not send the metrics of single users")
+    try:
+        entered = _enter(request, stage, round_, context)
+    except LostError as error:
+        # An answer, not an exception: the server has this node join again.
+        return Message(encode(Content({"round": round_, "stage": stage, "lost": str(error)})), reply_to=message)
+    shard, state = entered.rows.shard, entered.state
+    who = {"client": shard.client, "round": round_, "stage": stage}
     with threads(1):
-        state = ClientState.from_context(context)
         if "secret" not in state.numbers:
             state.numbers["secret"] = _secret(context)
         algorithm = client_algorithm(settings.algorithm)(
@@ -123,12 +164,25 @@ def _run(stage: str, message: Message, context: Context) -> Message:
         except DivergedError as error:
             # An answer, not an exception: the server must tell this apart from a client that broke.
             return Message(encode(Content({**who, "diverged": str(error)})), reply_to=message)
-    state.to_context(context)
-    folder = _state_folder(context)
-    if folder is not None and request.fields.get("save"):
+    reply.fields |= who | {"restored": entered.restored}
+    answer = Message(encode(reply), reply_to=message)
+    if _on_device(context):
+        if stage == Stage.RANK:
+            state.numbers["tested_round"] = int(request.fields["best_round"])
+        # On the disk before anything else knows of it: what the server sees answered is never lost.
+        Device(context).keep(entered, stage, round_, reply, bytes_by_record(answer.content))
+    elif request.fields.get("save") and (folder := _simulated_folder(context)) is not None:
         folder.save(state, shard.client, round_)
-    reply.fields |= who
-    return Message(encode(reply), reply_to=message)
+    entered.remember(context)
+    return answer
+
+
+def _enter(request: Content, stage: str, round_: int, context: Context) -> Entered:
+    """Rows and state of this node."""
+    if _on_device(context):
+        return Device(context).enter(request, stage, round_)
+    shard = _simulated_shard(context)
+    return Entered(Rows(shard, ()), ClientState.from_context(context))
 
 
 def _on_device(context: Context) -> bool:
@@ -146,10 +200,7 @@ def _secret(context: Context) -> int:
     return int(context.node_config.get("seed-secret", secrets.randbits(62)))
 
 
-def _shard(context: Context) -> Shard:
-    if _on_device(context):
-        path = Path(str(context.node_config["data-path"]))
-        return _load(path / "shard.npz" if path.is_dir() else path)
+def _simulated_shard(context: Context) -> Shard:
     place = get_place(context)
     if "data" not in place:
         raise RuntimeError(
@@ -164,9 +215,6 @@ def _load(path: Path) -> Shard:
     return load_shard(path)
 
 
-def _state_folder(context: Context) -> StateFolder | None:
-    if _on_device(context):
-        own = context.node_config.get("state-dir")
-        return StateFolder(Path(str(own)), durable=True) if own else None
+def _simulated_folder(context: Context) -> StateFolder | None:
     folder = get_place(context).get("checkpoint")
     return StateFolder(Path(folder) / "clients", durable=False) if folder else None

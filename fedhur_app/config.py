@@ -57,7 +57,7 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """A group of settings: unknown keys are refused, values are not silently converted, nothing changes later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True, serialize_by_alias=True)
 
 
 class SplitSettings(Section):
@@ -145,10 +145,25 @@ class DatasetSettings(Section):
     """Which data, how split, how shared out."""
 
     name: str
+    catalogue: str | None
     split: SplitSettings
     clients: ClientsSettings
     synthetic: SyntheticSettings
     markets: MarketsSettings
+
+    @model_validator(mode="after")
+    def _whole_path(self) -> "DatasetSettings":
+        if self.catalogue is None:
+            return self
+        if self.name != OWN_DATA:
+            raise ValueError(f"catalogue belongs to data set {OWN_DATA}; {self.name} knows its items")
+        path = Path(self.catalogue).expanduser()
+        if not path.is_absolute():
+            raise ValueError(
+                f"catalogue is {self.catalogue!r}: the server may start in another folder, so give the whole path, "
+                f"such as {path.absolute()}"
+            )
+        return self
 
 
 class ModelSettings(Section):
@@ -415,12 +430,19 @@ class EvaluationSettings(Section):
     selection: Literal["pooled", "client"]
 
 
+class ClientSettings(Section):
+    """What nodes with their own data do at the start of a run."""
+
+    continue_: bool = Field(alias="continue")
+
+
 class ServerSettings(Section):
     """Rounds on an unreliable network."""
 
     quorum: Fraction
     stage_timeout: PositiveFloat
     connect_timeout: PositiveFloat
+    min_clients: Positive | None
     checkpoint_every: Annotated[int, Field(ge=0)]
     threads: Annotated[int, Field(ge=0)]
     tensorboard: bool
@@ -458,6 +480,7 @@ class Settings(Section):
     finetune: FinetuneSettings
     privacy: PrivacySettings
     evaluation: EvaluationSettings
+    client: ClientSettings
     server: ServerSettings
 
     @property
@@ -552,9 +575,28 @@ class Settings(Section):
             )
         if self.evaluation.per_user and self.dataset.name == OWN_DATA:
             raise ValueError("evaluation.per_user would send every user's metrics from the devices: not with own-data")
+        self._check_nodes()
         if self.min_rounds > self.rounds:
             raise ValueError(f"min_rounds ({self.min_rounds}) is above rounds ({self.rounds})")
         return self
+
+    def _check_nodes(self) -> None:
+        """Settings that only nodes with their own data can follow."""
+        few = self.server.min_clients
+        if self.dataset.name != OWN_DATA:
+            if self.client.continue_ or few is not None:
+                name = "server.min_clients" if few is not None else "client.continue"
+                raise ValueError(f"{name} is for nodes that bring their own data: it works with {OWN_DATA} only")
+            return
+        if few is not None and few > self.dataset.clients.number:
+            raise ValueError(
+                f"server.min_clients ({few}) is above dataset.clients.number ({self.dataset.clients.number})"
+            )
+        if few is not None and self.algorithm in ("fecosr", "finetune"):
+            raise ValueError(
+                f"server.min_clients lets clients join late, and {self.algorithm} must know all markets when it "
+                "begins: set it to null"
+            )
 
     def _check_markets(self) -> None:
         """Settings of FeCoSR and what they meet elsewhere."""
@@ -719,7 +761,7 @@ def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
         for annotation in (field.annotation, *get_args(field.annotation)):  # also sections that may be null
             if isinstance(annotation, type) and issubclass(annotation, BaseModel):
                 keys += _known_keys(annotation, f"{prefix}{name}.")
-        keys.append(prefix + name)
+        keys.append(prefix + (field.alias or name))
     return keys
 
 

@@ -29,8 +29,25 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
         temporary.replace(path)
+        if durable:
+            _flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a new name in a folder survive a loss of power; the file's own content does not say that it is there."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, atomically, and so that it survives a loss of power."""
+    with replacing(path, durable=True) as temporary:  # made with mode 600
+        temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -24,6 +24,7 @@ class Stage:
     """Message types, in the order in which a round uses them (Flower's form: kind.name)."""
 
     HELLO = "query.hello"
+    JOIN = "query.join"
     ITEMS = "train.items"
     UTILITY = "query.utility"
     PERSONALIZE = "train.personalize"
@@ -32,7 +33,16 @@ class Stage:
     CHECKPOINT = "query.checkpoint"
 
 
-STAGES = (Stage.HELLO, Stage.ITEMS, Stage.UTILITY, Stage.PERSONALIZE, Stage.REGULARIZED, Stage.RANK, Stage.CHECKPOINT)
+STAGES = (
+    Stage.HELLO,
+    Stage.JOIN,
+    Stage.ITEMS,
+    Stage.UTILITY,
+    Stage.PERSONALIZE,
+    Stage.REGULARIZED,
+    Stage.RANK,
+    Stage.CHECKPOINT,
+)
 
 
 class InProcessContext(Context):
@@ -122,6 +132,12 @@ def decode(records: RecordDict) -> Content:
         dict(records.config_records[FIELDS]),
         {name: tensors_of(record) for name, record in records.array_records.items()},
     )
+
+
+def with_field(records: RecordDict, key: str, value: Scalar) -> RecordDict:
+    """A message with one more plain value; the arrays are shared with `records`, not copied."""
+    fields = ConfigRecord({**records.config_records[FIELDS], key: value})
+    return RecordDict({**records, FIELDS: fields})
 
 
 def bytes_by_record(records: RecordDict) -> dict[str, int]:

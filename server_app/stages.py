@@ -13,7 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fedhur_app.protocol import Content, ProtocolError, Stage, bytes_by_record, decode, encode
+from fedhur_app.protocol import Content, ProtocolError, Stage, bytes_by_record, decode, encode, with_field
 
 # Marks the lines that are for the person who watches the run (the command line shows these only).
 FOR_PEOPLE = "fedhur | "
@@ -110,13 +110,27 @@ class StageRunner:
         nodes: Client number -> Flower node id.
         quorum: Share of a stage's clients that must answer.
         timeout: Seconds that a stage may take.
+        trained: Client -> the last round in which it is known to have trained. Where it is given each request says it,
+            so that a node that was restarted can tell whether the state on its disk is the right one.
+
+    Attributes:
+        lost: Clients whose nodes said that they know too little of the run, and why.
     """
 
-    def __init__(self, grid: Grid, nodes: dict[int, int], quorum: float, timeout: float) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: dict[int, int],
+        quorum: float,
+        timeout: float,
+        trained: Mapping[int, int] | None = None,
+    ) -> None:
         self.grid = grid
         self.nodes = nodes
         self.quorum = quorum
         self.timeout = timeout
+        self.trained = trained
+        self.lost: dict[int, str] = {}
 
     def call(
         self, stage: str, round_: int, requests: Mapping[int, Content], label: str, quorum: float | None = None
@@ -223,6 +237,9 @@ class StageRunner:
         except ProtocolError as error:
             errors[client] = str(error)
             return False
+        if "lost" in content.fields:
+            self.lost[client] = errors[client] = str(content.fields["lost"])
+            return False
         problem = _refusal(content, client, result.stage, round_)
         if problem:
             errors[client] = problem
@@ -245,6 +262,8 @@ class StageRunner:
             encoded = shared[key] if key in shared else encode(content)
             if uses[key] > 1:
                 shared[key] = encoded
+            if self.trained is not None:
+                encoded = with_field(encoded, "trained", self.trained.get(client, 0))
             _add(result.bytes_down, bytes_by_record(encoded))
             yield Message(encoded, self.nodes[client], stage, ttl=self.timeout, group_id=f"round-{round_}")
 

@@ -196,9 +196,14 @@ class ClientAlgorithm:
         if self.settings.evaluation.selection == "client":
             return
         numbers = self.state.numbers
-        if numbers["best_round"] < best_round and numbers["trained_round"] <= best_round:
+        after = numbers["best_round"] < best_round and numbers["trained_round"] <= best_round
+        if after and not self._is_gone(best_round):
             self.state.arrays["best"] = dict(self.state.arrays["model"])
             numbers["best_round"] = best_round
+
+    def _is_gone(self, round_: int) -> bool:
+        """Whether a device lost its model of a round, having trained since the state that it went on from."""
+        return self.state.numbers.get("kept", 0) < round_ <= self.state.numbers.get("lost", 0)
 
     def _keep_own_best(self, sums: RankSums) -> None:
         """After ranking: keep the model if its validation is this client's best; the latest, where it has none."""
@@ -213,6 +218,11 @@ class ClientAlgorithm:
         if self.settings.evaluation.selection == "client":
             return self.state.arrays.get("best", self.state.arrays["model"])
         numbers = self.state.numbers
+        if self._is_gone(best_round):
+            raise StaleRequestError(
+                f"client {self.shard.client}: the model of round {best_round} was asked for, this client lost what it "
+                f"had learnt after round {numbers['kept']}"
+            )
         if numbers["trained_round"] <= best_round:
             return self.state.arrays["model"]
         if numbers["best_round"] != best_round:

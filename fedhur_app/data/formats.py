@@ -232,6 +232,17 @@ def read_data(path: Path, name: str, options: ReadOptions) -> tuple[Interactions
     return _read_text(source, name, options)
 
 
+def read_item_file(path: Path) -> Items:
+    """Read a file of items alone: ids, and titles and genres where it has them; or just one id a line.
+
+    Raises:
+        DataError: The file cannot be read, or has no column of ids; the text names file and line.
+    """
+    found = _companion(Source(path), (), path)
+    assert found is not None
+    return read_items(*found, "error")[0]
+
+
 def _wants(options: ReadOptions, what: Format) -> bool:
     return options.format in ("auto", what)
 

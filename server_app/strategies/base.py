@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -34,6 +34,7 @@ class Fleet:
         valid_users: Client number -> its users with validation items.
         interactions: Client number -> its training interactions.
         attributes: (I, a) 0 and 1, what the catalogue says about items, such as genres; None if nothing.
+        run: Name of the run, where nodes keep their own state and must know what it belongs to; "" in a simulation.
     """
 
     nodes: dict[int, int]
@@ -41,6 +42,7 @@ class Fleet:
     valid_users: dict[int, int]
     interactions: dict[int, int] = field(default_factory=dict)
     attributes: Tensor | None = None
+    run: str = ""
 
     @property
     def clients(self) -> list[int]:
@@ -93,6 +95,22 @@ class Outcome:
     client_memory_mib: float | None  # the largest peak of a client's process, where clients can tell
 
 
+class Roll(Protocol):
+    """Who takes part, where that can change between rounds (server_app/handshake.py)."""
+
+    def before_round(self, runner: StageRunner, round_: int) -> dict[int, str]:
+        """Let nodes join that are lost or new.
+
+        Args:
+            runner: Sends messages; its nodes are the fleet's.
+            round_: The round that is about to begin.
+
+        Returns:
+            Client -> what it goes on from: "new" or the round of its state.
+        """
+        ...
+
+
 class StagedStrategy:
     """Base of the server halves.
 
@@ -110,6 +128,8 @@ class StagedStrategy:
         self.folder = folder
         self.progress = Progress()
         self.on_round: Callable[[dict[str, Any]], None] | None = None  # takes each line of the history
+        self.roll: Roll | None = None  # None: who takes part never changes
+        self.joined: dict[int, str] = {}  # before the present round, see Roll
         # Clients that trained since the last checkpoint: their files are older than their state.
         self._unsaved: set[int] = set()
         self._settings_json = settings.to_json()
@@ -123,13 +143,25 @@ class StagedStrategy:
             RunError: The run cannot go on (see server_app/stages.py).
         """
         server = self.settings.server
-        runner = StageRunner(grid, self.fleet.nodes, server.quorum, server.stage_timeout)
+        trained = self.progress.trained if self.fleet.run else None
+        runner = StageRunner(grid, self.fleet.nodes, server.quorum, server.stage_timeout, trained)
         with threads(server_threads(server.threads)):
             while not self.finished():
+                self.call_the_roll(runner)
                 self.run_round(runner, self.progress.round + 1)
             if self.progress.round < self.settings.rounds:
                 say("early stop: no better validation in %d rounds", self.progress.round - self.progress.best_round)
+            self.call_the_roll(runner)
             return self.run_test(runner)
+
+    def call_the_roll(self, runner: StageRunner) -> None:
+        """Let nodes join that are lost or new; they then get what they do not hold."""
+        if self.roll is None:
+            return
+        joined = self.roll.before_round(runner, self.progress.round + 1)
+        for client in joined:
+            self.forget(client)
+        self.joined |= joined
 
     def finished(self) -> bool:
         """Whether the last round was the last: all rounds done, or no better validation for `patience` rounds."""
@@ -247,6 +279,7 @@ class StagedStrategy:
             "best_round": self.progress.best_round,
             "finish": finish,
             "save": save,
+            "run": self.fleet.run,  # an empty text does not travel
         }
         return Content(fields | content.fields, content.arrays)
 
@@ -322,6 +355,7 @@ class StagedStrategy:
             "best_round": progress.best_round,
             **statistics,
             **({"markets": _markets(results[-1].replies)} if self.settings.evaluation.per_client else {}),
+            **self._comings(results),
             "stages": {
                 result.stage: {
                     "replies": len(result.replies),
@@ -349,6 +383,20 @@ class StagedStrategy:
         if value is not None:
             quality = f"validation ndcg@{k} {value:.4f} (best {progress.best_value:.4f}, round {progress.best_round})"
         say("round %d/%d | %s | loss %.4f | %.1f s", round_, self.settings.rounds, quality, loss, seconds)
+
+    def _comings(self, results: list[StageResult]) -> dict[str, dict[str, Any]]:
+        """Of a line of the history: who joined before the round, and who was restarted without losing anything."""
+        restored = {
+            str(client): int(content.fields["restored"])
+            for result in results
+            for client, content in result.replies.items()
+            if "restored" in content.fields
+        }
+        if restored:
+            say("restarted, going on from their own disks: %s", ", ".join(f"client {client}" for client in restored))
+        joined = {str(client): how for client, how in self.joined.items()}
+        self.joined = {}
+        return {name: who for name, who in (("joined", joined), ("restored", restored)) if who}
 
     def note_validation(self, replies: dict[int, Content]) -> None:
         """Each client's latest sums or, where every client keeps the model of its own best round, its best ones."""
@@ -396,6 +444,9 @@ class StagedStrategy:
     def aggregate_personalize(self, round_: int, replies: dict[int, Content]) -> dict[str, Any] | None:
         """Use what clients report about the last stage; may return statistics for the history."""
         return None
+
+    def forget(self, client: int) -> None:
+        """A client joined: what it was sent before, it may hold no longer."""
 
     def state(self) -> dict[str, np.ndarray]:
         """Arrays that a resume needs, beyond the progress of the rounds."""

@@ -216,6 +216,10 @@ class Server(StagedStrategy):
             self.common = shrunk_to_attributes(self.raw, evidence, self.fleet.attributes, settings.attribute_prior)
         self.version += 1
 
+    def forget(self, client: int) -> None:
+        """It gets G with the next call to train."""
+        self.holds.pop(client, None)
+
     # --- resume -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, np.ndarray]:

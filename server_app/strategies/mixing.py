@@ -94,6 +94,10 @@ class MixingStrategy(StagedStrategy):
         self.personal = {}
         return None
 
+    def forget(self, client: int) -> None:
+        """It gets the shared table with the next call to train."""
+        self.up_to_date.discard(client)
+
     # --- resume -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, np.ndarray]:

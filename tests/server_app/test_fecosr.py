@@ -186,7 +186,7 @@ def test_other_regularisers_refuse_different_widths():
     ],
 )
 def test_settings_that_do_not_fit_the_markets_are_refused(options, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("server_app.app.load_attributes", lambda folder: None)
+    monkeypatch.setattr("server_app.handshake.load_attributes", lambda folder: None)
     with pytest.raises(RunError, match=message):
         run(tmp_path, "fecosr", f"{STILL} {options}")
 
