@@ -199,8 +199,8 @@ def _sign_off(node: NodeFolder, online: Path, say: Say) -> None:
 def _run(command: list[str], folder: Path, home: Path, heard: Say) -> Ending:
     """Run a process to its end and hand its lines over; if we are told to stop, stop it first."""
     variables = environment(home, _scripts())
-    # A ClientApp or ServerApp is started as soon as it has work; Flower looks once a second.
-    variables.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
+    # Between looks for work that is to be started, seconds; Flower's own is 1. Each look costs some CPU.
+    variables.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")
     last: deque[str] = deque(maxlen=40)
     process = subprocess.Popen(
         command,

@@ -10,12 +10,33 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
+from fedhur_app.config import load_settings
+from fedhur_app.data.importing import ImportOptions, import_file, save_imported
 from fedhur_app.deploy import layout
 from fedhur_app.deploy.reach import problem_of
-from fedhur_app.flower_runner import _below, end_sessions, free_port
+from fedhur_app.deploy.split import split_data
+from fedhur_app.flower_runner import _alive, _below, end_sessions, free_port
 
 FEDHUR = Path(sys.executable).parent / "fedhur"
-PATIENCE = 240.0  # seconds for anything to happen on a machine with much else to do
+NAMES = ["anna", "bert", "carl"]
+SETTINGS = (
+    "model.dim=8 score.steps=3 hierarchy.branching=[4,4] hierarchy.flat_groups=16 "
+    # Two stages a round instead of three: each costs seconds. The third is tested with the local runtime.
+    "relation.kind=similarity"
+)
+ROUNDS = 3
+USERS, ITEMS = 45, 60
+# Nobody else writes these.
+MARK = "zq7Plant"
+PATIENCE = 600.0  # seconds for anything to happen on a machine with much else to do
+
+
+def end_sessions_now(sessions: set[int]) -> None:
+    """Kill -9 all processes of some sessions."""
+    for pid in _alive(sessions):
+        os.kill(pid, signal.SIGKILL)
 
 
 def wait_until(what: Callable[[], bool], about: str, seconds: float = PATIENCE) -> None:
@@ -112,6 +133,12 @@ class Devices:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
+    def power_off(self, name: str) -> None:
+        """Kill -9 everything below a start.sh, itself included: nobody is left to say good-bye."""
+        process = self._processes.pop(name)
+        end_sessions_now({os.getsid(pid) for pid in [process.pid, *_below(process.pid)]})
+        process.wait()
+
     def stop(self, *names: str) -> None:
         """SIGTERM to start.sh of these (by default of all), and wait until nothing of them is left."""
         chosen = {name: self._processes.pop(name) for name in names or list(self._processes)}
@@ -136,3 +163,68 @@ class Devices:
         """A further device with the key and the rows of another."""
         shutil.copytree(self.place(like), self.place(name), ignore=shutil.ignore_patterns("flwr", ".lock", "state"))
         self.finish(name)
+
+
+class Run:
+    """`fedhur deploy run` in the background."""
+
+    def __init__(self, devices: Devices, output: Path, *more: str, fresh: bool = True) -> None:
+        options = [f"--set={item}" for item in settings_list()] if fresh else []
+        self.output = output
+        self._process = subprocess.Popen(
+            [str(FEDHUR), "deploy", "run", str(devices.server), *options, "--output", str(output), "--verbose", *more],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def log(self) -> str:
+        path = self.output / "run.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.log() or self._process.poll() is not None, f"{text!r} in the log of the run")
+        assert text in self.log()
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; exit status and what was printed."""
+        said, _ = self._process.communicate(timeout=600)
+        return self._process.returncode, said
+
+
+def plant(folder: Path) -> str:
+    """Import a data set whose ids, titles and times can be recognised anywhere; returns its name."""
+    generator = np.random.default_rng(5)
+    rows, name = [], "planted"
+    for user in range(USERS):
+        for item in generator.choice(ITEMS, 12, replace=False):
+            rows.append(f"{MARK}User{user:03d},{MARK}Item{item:03d},{1_876_543_000 + len(rows)}")
+    (folder / "rows.csv").write_text("user,item,timestamp\n" + "\n".join(rows) + "\n")
+    titles = [f"{MARK}Item{item:03d},{MARK}Title{item:03d}" for item in range(ITEMS)]
+    (folder / "items.csv").write_text("item,title\n" + "\n".join(titles) + "\n")
+    save_imported(import_file(folder / "rows.csv", name, ImportOptions(items=folder / "items.csv")))
+    return name
+
+
+def settings_list() -> list[str]:
+    return [*SETTINGS.split(), f"rounds={ROUNDS}", f"min_rounds={ROUNDS}"]
+
+
+def planted(folder: Path, node_config: str = "") -> Devices:
+    """A deployment of three devices with rows of the planted data set; nothing runs yet."""
+    made = Devices(folder / "d", NAMES, node_config)
+    split_data(load_settings(plant(folder), overrides=f"dataset.clients.number={len(NAMES)}"), made.folder)
+    return made
+
+
+def start_all(devices: Devices) -> None:
+    """Start the server and all devices, and register them."""
+    for name in ("server", *NAMES):
+        devices.start(name)
+    devices.wait_for_server()
+    done = devices.command("register", str(devices.server))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in NAMES:
+        devices.wait_for(name, "SuperNode ID:")

@@ -7,7 +7,6 @@ back. Those marked slow wait for heartbeats and restarts and are run by hand (`p
 import http.client
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,70 +17,14 @@ import numpy as np
 import pytest
 
 from client_app.state import ClientState
-from fedhur_app.config import load_settings
-from fedhur_app.data.importing import ImportOptions, import_file, save_imported
 from fedhur_app.data.shards import load_shard
 from fedhur_app.deploy import layout
-from fedhur_app.deploy.split import split_data
 from fedhur_app.protocol import Content, encode
 from fedhur_app.runtime import run_local
-from tests.e2e.devices import FEDHUR, Devices, wait_until
+from tests.e2e.devices import MARK, NAMES, Devices, Run, planted, settings_list, start_all, wait_until
 from tests.running import history, result
 
-NAMES = ["anna", "bert", "carl"]
 LOST = "bert"  # is killed in round 2
-SETTINGS = "model.dim=8 relation.query_width=3 score.steps=3 hierarchy.branching=[4,4] hierarchy.flat_groups=16"
-ROUNDS = 3
-USERS, ITEMS = 45, 60
-# Nobody else writes these.
-MARK = "zq7Plant"
-
-
-def plant(folder: Path) -> str:
-    """Import a data set whose ids, titles and times can be recognised anywhere; returns its name."""
-    generator = np.random.default_rng(5)
-    rows, name = [], "planted"
-    for user in range(USERS):
-        for item in generator.choice(ITEMS, 12, replace=False):
-            rows.append(f"{MARK}User{user:03d},{MARK}Item{item:03d},{1_876_543_000 + len(rows)}")
-    (folder / "rows.csv").write_text("user,item,timestamp\n" + "\n".join(rows) + "\n")
-    titles = [f"{MARK}Item{item:03d},{MARK}Title{item:03d}" for item in range(ITEMS)]
-    (folder / "items.csv").write_text("item,title\n" + "\n".join(titles) + "\n")
-    save_imported(import_file(folder / "rows.csv", name, ImportOptions(items=folder / "items.csv")))
-    return name
-
-
-def settings_list() -> list[str]:
-    return [*SETTINGS.split(), f"rounds={ROUNDS}", f"min_rounds={ROUNDS}"]
-
-
-class Run:
-    """`fedhur deploy run` in the background."""
-
-    def __init__(self, devices: Devices, output: Path, *more: str) -> None:
-        options = [f"--set={item}" for item in settings_list()]
-        self.output = output
-        self._process = subprocess.Popen(
-            [str(FEDHUR), "deploy", "run", str(devices.server), *options, "--output", str(output), "--verbose", *more],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def log(self) -> str:
-        path = self.output / "run.log"
-        return path.read_text() if path.exists() else ""
-
-    def wait_for(self, text: str) -> None:
-        wait_until(lambda: text in self.log() or self._process.poll() is not None, f"{text!r} in the log of the run")
-        assert text in self.log()
-
-    def end(self) -> tuple[int, str]:
-        """Wait for the end; exit status and what was printed."""
-        said, _ = self._process.communicate(timeout=600)
-        return self._process.returncode, said
 
 
 @dataclass
@@ -96,25 +39,16 @@ class Trained:
 @pytest.fixture(scope="module")
 def devices(tmp_path_factory) -> Iterator[Devices]:
     folder = tmp_path_factory.mktemp("deployment")
-    made = Devices(folder / "d", NAMES, "seed-secret = 0\n")
-    settings = load_settings(plant(folder), overrides="dataset.clients.number=3")
-    split_data(settings, made.folder)
+    made = planted(folder, "seed-secret = 0\n")
+    # These are started later, to be refused.
+    layout.add(made.folder, ["stranger"])
+    made.finish("stranger")
+    (made.server / "keys" / "stranger.pub").unlink()
+    made.another("elsewhere", "anna")
+    layout.init(folder / "other", ["x"])
+    shutil.copyfile(folder / "other" / "ca" / "ca.crt", made.place("elsewhere") / "ca.crt")
     try:
-        made.start("server")
-        for name in NAMES:
-            made.start(name)
-        # Started with the rest, to be refused.
-        layout.add(made.folder, ["stranger"])
-        made.finish("stranger")
-        (made.server / "keys" / "stranger.pub").unlink()
-        made.another("elsewhere", "anna")
-        layout.init(folder / "other", ["x"])
-        shutil.copyfile(folder / "other" / "ca" / "ca.crt", made.place("elsewhere") / "ca.crt")
-        made.wait_for_server()
-        done = made.command("register", str(made.server))
-        assert done.returncode == 0, done.stdout + done.stderr
-        for name in NAMES:
-            made.wait_for(name, "SuperNode ID:")
+        start_all(made)
         yield made
     finally:
         made.stop()
