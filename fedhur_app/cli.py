@@ -1,4 +1,4 @@
-"""The `fedhur` command: run, compare, markets, tune, data, strategies, recommend, export.
+"""The `fedhur` command: run, compare, markets, tune, data, deploy, strategies, recommend, export.
 
 Heavy packages (torch, Flower, the data code) are imported where they are used, so that `--help` is quick.
 """
@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhur_app import __version__
+from fedhur_app.deploy.commands import app as deploy_app
 from fedhur_app.flower_runner import FOR_PEOPLE, FlowerError
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ def _readable_errors() -> Iterator[None]:
 def _expected(error: Exception) -> bool:
     from fedhur_app.config import ConfigError
     from fedhur_app.data.errors import DataError
+    from fedhur_app.deploy.errors import DeployError
 
-    kinds = (UsageError, ConfigError, DataError, FlowerError)
+    kinds = (UsageError, ConfigError, DataError, DeployError, FlowerError)
     return isinstance(error, (*kinds, FileNotFoundError, NotADirectoryError, PermissionError))
 
 
@@ -78,6 +80,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Fetch, import, list and describe data sets.")
 app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -134,13 +137,13 @@ def run(
             raise UsageError("--output contradicts --resume: a resumed run goes on in its own folder")
         folder = resume.expanduser().resolve()
         settings, overrides = resumed_settings(folder, dataset, strategy, seed, rounds, changes)
-        run_config = _run_config(settings.dataset.name, settings, overrides, folder, resume=True)
+        run_config = run_config_of(settings.dataset.name, settings, overrides, folder, resume=True)
     else:
         dataset = dataset or "ml-100k"
         strategy = strategy or "fedhur"
         settings, overrides = new_settings(dataset, strategy, 1 if seed is None else seed, rounds, changes)
         folder = output_folder(output, dataset, settings)
-        run_config = _run_config(dataset, settings, overrides, folder, resume=False)
+        run_config = run_config_of(dataset, settings, overrides, folder, resume=False)
     raise typer.Exit(execute(run_config, settings, folder, runtime, verbose))
 
 
@@ -215,7 +218,7 @@ def compare(
     from fedhur_app import compare as comparison
 
     if output is None:
-        output = Path("runs") / f"compare-{dataset}-{_now()}".replace("/", "-")
+        output = Path("runs") / f"compare-{dataset}-{now_text()}".replace("/", "-")
     folder, changes = output.expanduser().resolve(), list(set_ or [])
     runs = comparison.plan(dataset, _listed(names), _numbers(seeds), changes, folder)
     jobs = jobs or (1 if runtime == "flower" else os.cpu_count() or 1)
@@ -248,7 +251,7 @@ def markets(
     from fedhur_app import markets as study
 
     if output is None:
-        output = Path("runs") / f"markets-{dataset}-{_now()}".replace("/", "-")
+        output = Path("runs") / f"markets-{dataset}-{now_text()}".replace("/", "-")
     folder, changes = output.expanduser().resolve(), list(set_ or [])
     strategies = study.tuned(dataset, _listed(names), _plain) if tuned else _listed(names)
     what = study.command(picture)
@@ -545,7 +548,7 @@ def output_folder(output: Path | None, dataset: str, settings: "Settings") -> Pa
         UsageError: It holds a run already, or is a file.
     """
     if output is None:
-        name = f"{dataset}-{settings.strategy}-seed{settings.seed}-{_now()}".replace("/", "-")
+        name = f"{dataset}-{settings.strategy}-seed{settings.seed}-{now_text()}".replace("/", "-")
         return _make_folder(Path("runs").resolve(), name)
     folder = output.expanduser().resolve()
     if folder.exists() and not folder.is_dir():
@@ -559,7 +562,8 @@ def output_folder(output: Path | None, dataset: str, settings: "Settings") -> Pa
     return folder
 
 
-def _now() -> str:
+def now_text() -> str:
+    """This moment (UTC) as part of a folder's name."""
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
@@ -581,9 +585,10 @@ def _unwritable(folder: Path, error: OSError) -> UsageError:
     return UsageError(f"cannot write to {folder} ({error.strerror}): give --output a folder that can be written")
 
 
-def _run_config(
+def run_config_of(
     dataset: str, settings: "Settings", overrides: str, folder: Path, *, resume: bool
 ) -> dict[str, str | int]:
+    """Values for the app's run-config."""
     return {
         "dataset": dataset,
         "strategy": settings.strategy,
@@ -594,8 +599,23 @@ def _run_config(
     }
 
 
-def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path, runtime: str, verbose: bool) -> int:
+def execute(
+    run_config: dict[str, str | int],
+    settings: "Settings",
+    folder: Path,
+    runtime: str,
+    verbose: bool,
+    start: "Callable[[dict[str, str | int], Callable[[str], None]], str] | None" = None,
+) -> int:
     """Run, follow, show the result.
+
+    Args:
+        run_config: Values for the app's run-config.
+        settings: The settings that they lead to.
+        folder: Output folder.
+        runtime: `flower` or `local`.
+        verbose: Whether to show all output.
+        start: In place of both runtimes: takes the run-config and what to do with a line of output, says why it failed.
 
     Returns:
         The exit status: 0 only if the run completed and wrote its result, 130 after Ctrl-C.
@@ -618,7 +638,9 @@ def execute(run_config: dict[str, str | int], settings: "Settings", folder: Path
         HistoryFollower(folder / "history.jsonl", view.show_rounds),
     ):
         try:
-            if runtime == "flower":
+            if start is not None:
+                failure = start(run_config, view.line)
+            elif runtime == "flower":
                 failure = _run_flower(run_config, settings, view.line)
             else:
                 _run_local(run_config, view.line)

@@ -86,7 +86,7 @@ def app_folder() -> Path:
 _this_checkout = app_folder  # `run_flower` has an argument of the same name
 
 
-def toml_text(values: Mapping[str, str | int]) -> str:
+def toml_text(values: Mapping[str, str | int | float | bool]) -> str:
     """A run-config as TOML. In a file any text survives; Flower's own `key="value"` parser loses quotes."""
     lines = []
     for key, value in values.items():
@@ -179,7 +179,7 @@ def run_flower(
         FlowerError: The SuperLink did not start, or Flower refused the run.
     """
     folder = (app_folder or _this_checkout()).resolve()
-    with _signals_raise(), _SuperLink(folder, on_line) as link:
+    with signals_raise(), _SuperLink(folder, on_line) as link:
         config_file = link.home / "run-config.toml"
         config_file.write_text(toml_text(run_config), encoding="utf-8")
         federation = (
@@ -215,7 +215,7 @@ class _SuperLink:
     def __enter__(self) -> "_SuperLink":
         self.home = _temporary_folder()
         self._log = self.home / "superlink.log"
-        self._environment = _environment(self.home, self._scripts)
+        self._environment = environment(self.home, self._scripts)
         self._guard = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), str(self.home)],
             stdin=subprocess.PIPE,
@@ -383,7 +383,7 @@ class _SuperLink:
         except KeyboardInterrupt:
             pass  # a second Ctrl-C: no more patience, but nothing is left behind either
         finally:
-            _end_sessions(self._sessions)
+            end_sessions(self._sessions)
             for child in (self._process, self._driver):
                 if child is not None:
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -407,7 +407,7 @@ class _SuperLink:
             process.wait(timeout=10)
 
 
-def _end_sessions(sessions: set[int]) -> None:
+def end_sessions(sessions: set[int]) -> None:
     """End all processes of some sessions: first asked, then forced."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + PATIENCE
@@ -433,11 +433,12 @@ def _stand_guard() -> None:
     A run whose starter was killed would otherwise go on, and write to an output folder that is being resumed.
     """
     sessions = {int(line) for line in sys.stdin}  # ends with the writer
-    _end_sessions(sessions)
+    end_sessions(sessions)
     shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 
-def _environment(home: Path, scripts: Path) -> dict[str, str]:
+def environment(home: Path, scripts: Path) -> dict[str, str]:
+    """Variables for Flower's processes: their home and commands, no calls home, no colours, no foreign Ray cluster."""
     environment = os.environ | {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -461,7 +462,7 @@ def _temporary_folder() -> Path:
 
 
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """SIGTERM and SIGHUP end this process through SystemExit, so that the cleaning up takes place."""
 
     def leave(number: int, _: FrameType | None) -> None:

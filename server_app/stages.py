@@ -11,11 +11,13 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedhur_app.protocol import Content, ProtocolError, Stage, bytes_by_record, decode, encode, with_field
 
 # Marks the lines that are for the person who watches the run (the command line shows these only).
 FOR_PEOPLE = "fedhur | "
+POLL_SECONDS = 0.3  # between looks for answers of devices
 
 
 class RunError(RuntimeError):
@@ -152,7 +154,7 @@ class StageRunner:
         messages = self._messages(stage, round_, requests, result)
         clients = {self.nodes[client]: client for client in requests}
         errors: dict[int, str] = {}
-        for message in self.grid.send_and_receive(messages, timeout=self.timeout):
+        for message in self._exchange(messages):
             node = message.metadata.src_node_id
             if node in clients:
                 self._accept(message, clients[node], round_, result, errors)
@@ -168,6 +170,21 @@ class StageRunner:
         self.report(result, len(requests), label)
         self.check_quorum(result, len(requests), label, quorum)
         return result
+
+    def _exchange(self, messages: Iterator[Message]) -> Iterable[Message]:
+        """Send messages and wait for the answers, or for the end of the time."""
+        if not isinstance(self.grid, HttpGrid):
+            return self.grid.send_and_receive(messages, timeout=self.timeout)
+        # A deployment's grid goes over its messages twice, and would look for answers only every three seconds.
+        waiting = {key for key in self.grid.push_messages(list(messages)) if key}
+        end = time.monotonic() + self.timeout
+        answers: list[Message] = []
+        while waiting and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+            found = list(self.grid.pull_messages(waiting))
+            waiting.difference_update(message.metadata.reply_to_message_id for message in found)
+            answers += found
+        return answers
 
     def check_quorum(self, result: StageResult, asked: int, label: str, quorum: float | None = None) -> None:
         """Raise QuorumError if fewer of the `asked` clients answered than the quorum (the runner's own by default)."""

@@ -191,7 +191,7 @@ def test_the_app_is_this_checkout_or_an_error(monkeypatch: pytest.MonkeyPatch, t
 def test_the_environment_is_the_run_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
     monkeypatch.setenv("FLWR_HOME", "/elsewhere")
-    environment = flower_runner._environment(tmp_path, Path("/venv/bin"))
+    environment = flower_runner.environment(tmp_path, Path("/venv/bin"))
     assert "RAY_ADDRESS" not in environment
     assert environment["FLWR_HOME"] == environment["RAY_TMPDIR"] == str(tmp_path)
     assert environment["PATH"].split(os.pathsep)[0] == "/venv/bin"
@@ -260,7 +260,7 @@ def test_a_session_is_ended_with_orphans_and_the_deaf_and_no_other(monkeypatch: 
     process, orphan = orphaning_session("trap '' TERM; ")
     bystander = subprocess.Popen(["sleep", "300"])
     try:
-        flower_runner._end_sessions({process.pid})
+        flower_runner.end_sessions({process.pid})
         assert alive({process.pid, orphan}) == set()
         assert bystander.poll() is None
     finally:
