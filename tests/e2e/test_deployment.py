@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from client_app.state import ClientState
+from fedhur_app.cli import app
 from fedhur_app.data.shards import load_shard
 from fedhur_app.deploy import layout
 from fedhur_app.protocol import Content, encode
@@ -156,6 +158,26 @@ def test_the_server_holds_no_interaction_no_id_and_no_user_vector(trained, tmp_p
         ["log: ids and titles", "superlink.db: user vectors"],
         ["log: ids and titles"],
     )
+
+
+@pytest.mark.e2e
+def test_every_device_recommends_to_its_own_users(trained):
+    """Lists without what the user has, other ones for other users, from the device's files alone."""
+    for name in NAMES:
+        place = trained.devices.place(name)
+        shard = load_shard(place / "data" / "shard.npz")
+        lists = []
+        for user in range(3):
+            options = ["--state-dir", str(place / "state"), "--data-path", str(place / "data"), "--json"]
+            shown = CliRunner().invoke(app, ["recommend", *options, "--user", str(shard.users[user])])
+            assert shown.exit_code == 0, shown.output
+            answer = json.loads(shown.output)
+            items = [int(suggestion["item"]) for suggestion in answer["items"]]
+            has = {int(item) for part in (shard.train, shard.valid, shard.test) for item in part.of(user)}
+            assert (answer["known"], answer["seen"], len(set(items))) == ("trained", len(has), 10)
+            assert not has & set(items)
+            lists.append(items)
+        assert lists[0] != lists[1] != lists[2]
 
 
 @pytest.mark.e2e
