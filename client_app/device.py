@@ -20,13 +20,14 @@ from flwr.app import ConfigRecord, Context
 from flwr.common.logger import log
 
 from client_app.algorithms import client_algorithm
-from client_app.device_folder import NAME, DeviceFolder, DeviceRun, Membership, NodeError, as_client
+from client_app.device_folder import NAME, DeviceFolder, DeviceRun, Membership, NodeError
 from client_app.state import ClientState, StateError, get_place, set_place
 from fedhur_app.config import Settings, from_json
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.item_catalogue import Catalogue
 from fedhur_app.data.own_rows import (
     Rows,
+    as_client,
     match_rows,
     options_of_node,
     read_own,
@@ -131,6 +132,7 @@ class Device:
             catalogue=catalogue.fingerprint if catalogue else "",
             rows=key,
             settings=settings.to_json(),
+            options=self.options,
         )
         rows = as_client(rows, client)
         run = self.home.enter_run(membership) if self.home else None
@@ -231,9 +233,10 @@ class Device:
                     continue
                 earlier, about = found
                 wanted = _about(membership, rows)
-                other = [name for name in ("name", "catalogue", "users") if about.get(name) != wanted[name]]
+                parts = {"name": "name", "catalogue": "catalogue", "users": "list of users"}
+                other = [text for part, text in parts.items() if about.get(part) != wanted[part]]
                 if other:
-                    return None, f"the state of its earlier run belongs to another {' and another '.join(other)}"
+                    return None, f"the state of its earlier run has another {' and another '.join(other)}"
                 fresh = client_algorithm(settings.algorithm)(
                     settings, rows.shard, ClientState(), 1, torch.device("cpu")
                 ).state

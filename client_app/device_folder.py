@@ -11,8 +11,8 @@ runs/00001-<run>/            one folder a run, the newest and those before it th
   client-00007/round-*.npz   private state (state.py)
 ```
 
-Every file appears whole, by one rename; all but the report survive a loss of power. Everything can be deleted at any time: the node
-then joins again as new.
+Every file appears whole, by one rename; all but the report survive a loss of power. Everything can be deleted at any
+time: the node then joins again as new.
 """
 
 import json
@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Membership:
         catalogue: Fingerprint of the catalogue, "" where the node has a prepared shard and was told none.
         rows: Key of its rows, "" for a prepared shard.
         settings: The run's settings as JSON.
+        options: How the node's file is read, see :func:`fedhur_app.data.own_rows.options_of_node`.
     """
 
     run: str
@@ -63,6 +64,7 @@ class Membership:
     catalogue: str
     rows: str
     settings: str
+    options: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """For the node's memory or disk."""
@@ -190,8 +192,3 @@ def _read_rows(folder: Path) -> Rows:
     if len(rows.users) != shard.n_users:
         raise ValueError("another number of users")
     return rows
-
-
-def as_client(rows: Rows, client: int) -> Rows:
-    """The rows under a client's number."""
-    return replace(rows, shard=replace(rows.shard, client=client))

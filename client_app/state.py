@@ -80,7 +80,12 @@ class ClientState:
             for record, tensors in self.arrays.items()
             for name, tensor in tensors.items()
         }
-        header = {"schema": SCHEMA, "about": dict(about or {}), "numbers": self.numbers}
+        header = {
+            "schema": SCHEMA,
+            "about": dict(about or {}),
+            "numbers": self.numbers,
+            "records": sorted(self.arrays),  # also those without arrays, as models without parameters are
+        }
         text = json.dumps(header | {"checksum": _checksum(header, flat)})
         write_arrays(path, {_NUMBERS: np.array(text), **flat}, durable)
 
@@ -105,10 +110,10 @@ class ClientState:
         _check_schema(schema, str(path))
         if header.pop("checksum", "") != _checksum(header, flat):
             raise _unreadable(path, "its checksum is wrong")
-        state = cls(numbers=header["numbers"])
+        state = cls({record: {} for record in header["records"]}, header["numbers"])
         for key, array in flat.items():
             record, _, name = key.partition("|")
-            state.arrays.setdefault(record, {})[name] = _tensor(array)
+            state.arrays[record][name] = _tensor(array)
         return state, header["about"]
 
 

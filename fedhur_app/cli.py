@@ -1,4 +1,4 @@
-"""The `fedhur` command: run, compare, markets, tune, data, deploy, strategies.
+"""The `fedhur` command: run, compare, markets, tune, data, deploy, strategies, recommend, export.
 
 Heavy packages (torch, Flower, the data code) are imported where they are used, so that `--help` is quick.
 """
@@ -269,6 +269,47 @@ def _numbers(text: str) -> list[int]:
         return [int(word) for word in _listed(text)]
     except ValueError as error:
         raise UsageError(f"--seeds {text}: seeds are whole numbers with commas between them, such as 1,2,3") from error
+
+
+@app.command()
+def recommend(
+    state_dir: Annotated[Path, typer.Option(help="The node's state-dir.")],
+    data_path: Annotated[Path, typer.Option(help="The node's rows as they are now; what the user has is left out.")],
+    user: Annotated[str, typer.Option(help="Id of the user in the node's rows.")],
+    top: Annotated[int, typer.Option(min=1, help="Length of the list.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """On a device: the best items for one of its users, by the local model alone."""
+    from fedhur_app.recommending import open_model
+
+    answer = open_model(state_dir).recommend(user, data_path, top)
+    if as_json:
+        _plain(json.dumps(answer.as_dict(), indent=1, ensure_ascii=False))
+        return
+    if not answer.items:
+        _plain(f"user {user} has all {answer.seen} items of the catalogue: nothing is left to recommend")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("rank", "item", "title", "score"):
+        table.add_column(head, justify="right" if head in ("rank", "score") else "left")
+    for each in answer.items:
+        table.add_row(*map(Text, (str(each.rank), each.item, each.title, f"{each.score:.4f}")))
+    out.print(table)
+    _plain(f"user {user}: {answer.known}; {answer.seen} items left out")
+
+
+@app.command()
+def export(
+    state_dir: Annotated[Path, typer.Option(help="The node's state-dir.")],
+    to: Annotated[Path, typer.Option(help="File to write, such as model.safetensors; its card gets .md.")],
+    items_only: Annotated[bool, typer.Option("--items-only", help="Leave out what belongs to users.")] = False,
+) -> None:
+    """On a device: write its model as safetensors, with a card that says what it is and what left the device."""
+    from fedhur_app.recommending import open_model
+
+    card = open_model(state_dir).export(to, items_only)
+    _plain(f"model: {to}")
+    _plain(f"card: {card}")
 
 
 @app.command()

@@ -69,6 +69,11 @@ def rows_of_shard(shard: Shard) -> Rows:
     return Rows(shard, tuple(map(str, shard.users.tolist())))
 
 
+def as_client(rows: Rows, client: int) -> Rows:
+    """The rows under a client's number."""
+    return replace(rows, shard=replace(rows.shard, client=client))
+
+
 def options_of_node(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a node's config says about reading its file, as options of an import.
 

@@ -223,6 +223,30 @@ def rank_users(
     return _measure(k, users, counts[users], hits, auc)
 
 
+def best_items(scores: Tensor, seen: np.ndarray, k: int, tie_seed: int = 0) -> np.ndarray:
+    """The list that the metrics would measure for one user.
+
+    Args:
+        scores: Raw scores of all items (I,), preferably float64.
+        seen: Numbers of the items to leave out.
+        k: Length of the list.
+        tie_seed: Seed of the permutation that orders equal scores.
+
+    Returns:
+        Numbers of items, best first: ``k``, or fewer where fewer are unseen.
+
+    Raises:
+        NonFiniteScoresError: A score is not finite: the model has diverged.
+    """
+    row = scores.to(torch.float32, copy=True)[None]
+    if not bool(row.isfinite().all()):
+        raise NonFiniteScoresError("scores are not finite (as float32): the model has diverged")
+    row[0, torch.from_numpy(np.asarray(seen, dtype=np.int64))] = -math.inf
+    unseen = int((row > -math.inf).sum())
+    order = torch.randperm(row.shape[1], generator=torch_generator(tie_seed, "ranking ties"))
+    return _top_items(row, k, order)[0, :unseen]
+
+
 def _keys(split: UserItems, n_items: int) -> np.ndarray:
     """``user * I + item`` of every pair, rising."""
     users, items = split.pairs()

@@ -176,7 +176,7 @@ def test_shards_keep_their_numbers_and_files_take_those_that_are_free(tmp_path):
     shard = make_shards(data, np.array([0, 0, 2, 0, 0, 2]), np.array([0, 0]))[0]
     save_shard(tmp_path / "own.npz", replace(shard, client=1, n_items=len(ITEMS)))
     grid = federation(tmp_path, 3)
-    list(grid.contexts.values())[0].node_config["data-path"] = str(tmp_path / "own.npz")
+    next(iter(grid.contexts.values())).node_config["data-path"] = str(tmp_path / "own.npz")
     start(tmp_path / "run", grid, overrides="rounds=1 min_rounds=1")
     assert json.loads((tmp_path / "run" / "clients.json").read_text())["clients"] == {"a": 1, "b": 0, "c": 2}
 
