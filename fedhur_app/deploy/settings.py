@@ -27,7 +27,7 @@ class NodeFolder:
         port: Port on the device's loopback interface, for Flower's own processes there.
         data: Folder or file with the client's rows.
         state: Folder of its private state.
-        warm: Whether a process with PyTorch in memory (some 250 MB) waits for messages, so that a stage takes less time.
+        warm: Whether a process with PyTorch in memory (some 250 MB) waits for messages: stages take less time.
         extra: More entries of Flower's node config, as they are.
     """
 

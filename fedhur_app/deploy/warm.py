@@ -2,7 +2,7 @@
 
 Flower starts a new process for every message, and most of a stage goes by while that imports the same packages again:
 seconds on a PC, much more on a small device. This file is run by its path and never imports FedHUR's own modules: they
-come with each run. The `flwr-clientapp` that comes first in the SuperNode's PATH hands its arguments over here, and does
+come with each run. The `flwr-clientapp` that is first in the SuperNode's PATH hands its arguments over here, and does
 without where nobody listens.
 """
 
