@@ -606,6 +606,7 @@ def execute(
     runtime: str,
     verbose: bool,
     start: "Callable[[dict[str, str | int], Callable[[str], None]], str] | None" = None,
+    command: str = "fedhur run",
 ) -> int:
     """Run, follow, show the result.
 
@@ -616,6 +617,7 @@ def execute(
         runtime: `flower` or `local`.
         verbose: Whether to show all output.
         start: In place of both runtimes: takes the run-config and what to do with a line of output, says why it failed.
+        command: What continues a run with `--resume`.
 
     Returns:
         The exit status: 0 only if the run completed and wrote its result, 130 after Ctrl-C.
@@ -675,7 +677,7 @@ def execute(
         )
         err.print(f"log: {log_file}", markup=False, soft_wrap=True)
     if (folder / "checkpoint" / "server.npz").is_file() and "cannot be resumed" not in failure:
-        err.print(f"continue with: fedhur run --resume {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
+        err.print(f"continue with: {command} --resume {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
     _plain(f"output: {folder}")
     return 130 if stopped else 1
 

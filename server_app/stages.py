@@ -154,8 +154,7 @@ class StageRunner:
         messages = self._messages(stage, round_, requests, result)
         clients = {self.nodes[client]: client for client in requests}
         errors: dict[int, str] = {}
-        for message in self._exchange(messages):
-            node = message.metadata.src_node_id
+        for node, message in self._exchange(messages):
             if node in clients:
                 self._accept(message, clients[node], round_, result, errors)
             elif message.has_error():
@@ -171,20 +170,24 @@ class StageRunner:
         self.check_quorum(result, len(requests), label, quorum)
         return result
 
-    def _exchange(self, messages: Iterator[Message]) -> Iterable[Message]:
-        """Send messages and wait for the answers, or for the end of the time."""
+    def _exchange(self, messages: Iterator[Message]) -> Iterator[tuple[int, Message]]:
+        """Send messages and wait for the answers, or for the end of the time; yields nodes and their answers."""
         if not isinstance(self.grid, HttpGrid):
-            return self.grid.send_and_receive(messages, timeout=self.timeout)
+            for answer in self.grid.send_and_receive(messages, timeout=self.timeout):
+                yield answer.metadata.src_node_id, answer
+            return
         # A deployment's grid goes over its messages twice, and would look for answers only every three seconds.
-        waiting = {key for key in self.grid.push_messages(list(messages)) if key}
+        sent = list(messages)
+        nodes = [message.metadata.dst_node_id for message in sent]
+        waiting = {key: node for key, node in zip(self.grid.push_messages(sent), nodes, strict=True) if key}
+        del sent
         end = time.monotonic() + self.timeout
-        answers: list[Message] = []
         while waiting and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
-            found = list(self.grid.pull_messages(waiting))
-            waiting.difference_update(message.metadata.reply_to_message_id for message in found)
-            answers += found
-        return answers
+            for answer in self.grid.pull_messages(list(waiting)):
+                # That a device is gone is said by the SuperLink: only the number of the message tells which device.
+                node = waiting.pop(answer.metadata.reply_to_message_id, answer.metadata.src_node_id)
+                yield node, answer
 
     def check_quorum(self, result: StageResult, asked: int, label: str, quorum: float | None = None) -> None:
         """Raise QuorumError if fewer of the `asked` clients answered than the quorum (the runner's own by default)."""

@@ -33,7 +33,7 @@ from fedhur_app.cli import app
 from fedhur_app.config import load_settings
 from fedhur_app.data.experiment import load_interactions_of, prepare_data
 from fedhur_app.data.shards import load_shard, shard_path
-from fedhur_app.deploy import keys, layout, operator, supervisor
+from fedhur_app.deploy import keys, layout, orders, supervisor
 from fedhur_app.deploy.errors import DeployError
 from fedhur_app.deploy.reach import problem_of, split_address
 from fedhur_app.deploy.settings import NodeFolder, read_folder, read_node, read_server
@@ -191,7 +191,7 @@ def test_flower_reads_any_path_from_the_node_config(tmp_path):
     from fedhur_app.flower_runner import toml_text
 
     odd = tmp_path / "a 'quoted' \"folder\" = x"
-    node = NodeFolder(tmp_path, "a", "h:1", 2, odd, tmp_path, {"seed-secret": 0, "exact": True})
+    node = NodeFolder(tmp_path, "a", "h:1", 2, odd, tmp_path, extra={"seed-secret": 0, "exact": True})
     file = tmp_path / "config.toml"
     file.write_text(toml_text(node.node_config()))
     assert parse_config_args([str(file)]) == {
@@ -519,8 +519,8 @@ class FakeControl:
 
 def test_the_superlinks_list_follows_the_folder(deployment, monkeypatch):
     control = FakeControl()
-    monkeypatch.setattr(operator, "_connect", lambda server: None)
-    monkeypatch.setattr(operator, "_Control", lambda connection: control)
+    monkeypatch.setattr(orders, "_connect", lambda server: None)
+    monkeypatch.setattr(orders, "_Control", lambda connection: control)
     server = read_server(deployment)
 
     def keys_there() -> list[bytes]:
@@ -535,16 +535,16 @@ def test_the_superlinks_list_follows_the_folder(deployment, monkeypatch):
         lambda: control.registered.clear(),  # the database was lost
     ):
         change()
-        operator.sync_devices(server, said.append)
+        orders.sync_devices(server, said.append)
         assert sorted(control.registered.values()) == keys_there()
-    operator.remove_device(server, "c", said.append)
+    orders.remove_device(server, "c", said.append)
     assert list(control.registered.values()) == [(server.public_keys / "a.pub").read_bytes()]
     assert "b: removed" in said
     assert "a: its old key was removed" in said
     with pytest.raises(DeployError, match="no device 'c'"):
-        operator.remove_device(server, "c", said.append)
+        orders.remove_device(server, "c", said.append)
     before = control.count
-    operator.sync_devices(server, said.append)
+    orders.sync_devices(server, said.append)
     assert control.count == before
 
 

@@ -105,7 +105,7 @@ def start(
 @app.command()
 def register(server: _Server) -> None:
     """Tell the running SuperLink the keys of server/keys/: new, changed and removed ones."""
-    from fedhur_app.deploy.operator import sync_devices
+    from fedhur_app.deploy.orders import sync_devices
     from fedhur_app.deploy.settings import read_server
 
     sync_devices(read_server(server), typer.echo)
@@ -114,7 +114,7 @@ def register(server: _Server) -> None:
 @app.command()
 def remove(server: _Server, name: Annotated[str, typer.Argument(help="Name of the device.")]) -> None:
     """Shut a device out."""
-    from fedhur_app.deploy.operator import remove_device
+    from fedhur_app.deploy.orders import remove_device
     from fedhur_app.deploy.settings import read_server
 
     remove_device(read_server(server), name, typer.echo)
@@ -151,7 +151,7 @@ def run(
     """Train on the devices; on the server, whose SuperLink must be running."""
     from fedhur_app import cli
     from fedhur_app.config import OWN_DATA
-    from fedhur_app.deploy.operator import device_count, run_deployed
+    from fedhur_app.deploy.orders import device_count, run_deployed
     from fedhur_app.deploy.settings import read_server
 
     where = read_server(server)
@@ -169,10 +169,12 @@ def run(
         settings, overrides = cli.resumed_settings(folder, None, strategy, seed, rounds, changes)
     run_config = cli.run_config_of(OWN_DATA, settings, overrides, folder, resume=resume is not None)
 
+    again = f"fedhur deploy run {shlex.quote(str(server))}"
+
     def begin(config: dict[str, str | int], on_line: Callable[[str], None]) -> str:
         return run_deployed(where, config, on_line)
 
-    raise typer.Exit(cli.execute(run_config, settings, folder, "deployment", verbose, begin))
+    raise typer.Exit(cli.execute(run_config, settings, folder, "deployment", verbose, begin, again))
 
 
 def _wanted(names: str, clients: int, taken: list[str] | tuple[str, ...]) -> list[str]:

@@ -27,6 +27,7 @@ class NodeFolder:
         port: Port on the device's loopback interface, for Flower's own processes there.
         data: Folder or file with the client's rows.
         state: Folder of its private state.
+        warm: Whether a process with PyTorch in memory (some 250 MB) waits for messages: stages take less time.
         extra: More entries of Flower's node config, as they are.
     """
 
@@ -36,6 +37,7 @@ class NodeFolder:
     port: int
     data: Path
     state: Path
+    warm: bool = True
     extra: dict[str, _Value] = field(default_factory=dict)
 
     @property
@@ -134,10 +136,12 @@ def read_node(folder: Path) -> NodeFolder:
         DeployError: A missing file, or one with mistakes.
     """
     folder = folder.expanduser().resolve()
-    content = _read(folder / NODE_FILE, _NODE_KEYS, ("node-config",))
+    content = _read(folder / NODE_FILE, _NODE_KEYS, ("node-config", "warm"))
     extra = content.get("node-config", {})
     if wrong := [key for key, value in extra.items() if not isinstance(value, _Value)]:
         raise DeployError(f"{folder / NODE_FILE}: [node-config] {wrong[0]} must be a text, a number, true or false")
+    if not isinstance(content.get("warm", True), bool):
+        raise DeployError(f"{folder / NODE_FILE}: warm must be true or false")
     _need(folder, ("ca.crt", "node.key"), "copy the device's whole folder again")
     return NodeFolder(
         folder,
@@ -146,6 +150,7 @@ def read_node(folder: Path) -> NodeFolder:
         content["port"],
         folder / Path(content["data-path"]).expanduser(),
         folder / Path(content["state-dir"]).expanduser(),
+        content.get("warm", True),
         extra,
     )
 

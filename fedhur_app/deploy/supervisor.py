@@ -6,10 +6,12 @@ name of the dead one before it starts again.
 """
 
 import fcntl
+import os
 import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from collections import deque
@@ -18,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedhur_app.deploy import warm
 from fedhur_app.deploy.errors import DeployError
 from fedhur_app.deploy.reach import problem_of, release
 from fedhur_app.deploy.settings import NodeFolder, ServerFolder
@@ -105,7 +108,8 @@ def run_node(node: NodeFolder, say: Say) -> None:
                     refused_since = None
                     write_text(online, found[1])
 
-            ending = _run(command, node.folder, node.home, heard)
+            with _warm(node, say) as variables:
+                ending = _run(command, node.folder, node.home, heard, variables)
             if refused(ending):
                 refused_since = refused_since or time.monotonic()
             waited = time.monotonic() - refused_since if refused_since else 0.0
@@ -196,13 +200,36 @@ def _sign_off(node: NodeFolder, online: Path, say: Say) -> None:
     online.unlink(missing_ok=True)
 
 
-def _run(command: list[str], folder: Path, home: Path, heard: Say) -> Ending:
-    """Run a process to its end and hand its lines over; if we are told to stop, stop it first."""
-    variables = environment(home, _scripts())
-    # Between looks for work that is to be started, seconds; Flower's own is 1. Each look costs some CPU.
-    variables.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")
-    last: deque[str] = deque(maxlen=40)
-    process = subprocess.Popen(
+@contextmanager
+def _warm(node: NodeFolder, heard: Say) -> Iterator[dict[str, str]]:
+    """Have a process at hand that becomes the ClientApp of each message (see :mod:`fedhur_app.deploy.warm`).
+
+    Yields:
+        Variables by which a SuperNode finds it.
+    """
+    if not node.warm:
+        yield {}
+        return
+    script = node.home / "bin" / "flwr-clientapp"
+    write_text(script, warm.command_text(sys.executable, str(_scripts() / "flwr-clientapp")))
+    script.chmod(0o755)
+    variables = environment(node.home, _scripts())
+    with tempfile.TemporaryDirectory(prefix="fedhur-") as folder:  # the path of a socket must be short
+        path = str(Path(folder) / "warm")
+        # -P: the modules beside the script must not be found by their bare names.
+        process = _start([sys.executable, "-P", str(Path(warm.__file__).resolve()), path], node.folder, variables)
+        reader = threading.Thread(target=_read, args=(process, deque(maxlen=1), heard), name="clientapp", daemon=True)
+        reader.start()
+        try:
+            yield {warm.SOCKET: path, "PATH": os.pathsep.join([str(script.parent), variables["PATH"]])}
+        finally:
+            end_sessions({process.pid})
+            process.wait()
+            reader.join(timeout=5)
+
+
+def _start(command: list[str], folder: Path, variables: dict[str, str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
         command,
         cwd=folder,
         env=variables,
@@ -214,6 +241,15 @@ def _run(command: list[str], folder: Path, home: Path, heard: Say) -> Ending:
         errors="replace",
         start_new_session=True,  # so that all that it starts ends with it
     )
+
+
+def _run(command: list[str], folder: Path, home: Path, heard: Say, more: dict[str, str] | None = None) -> Ending:
+    """Run a process to its end and hand its lines over; if we are told to stop, stop it first."""
+    variables = environment(home, _scripts()) | (more or {})
+    # Between looks for work that is to be started, seconds; Flower's own is 1. Each look costs some CPU.
+    variables.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")
+    last: deque[str] = deque(maxlen=40)
+    process = _start(command, folder, variables)
     reader = threading.Thread(target=_read, args=(process, last, heard), name="output", daemon=True)
     reader.start()
     try:

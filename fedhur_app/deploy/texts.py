@@ -23,6 +23,7 @@ superlink = "{superlink}"    # the server; its certificate must name this host
 port = {port}    # on the loopback interface; each SuperNode of one machine needs its own
 data-path = "data"    # folder or file with this client's rows
 state-dir = "state"    # its private state: user vectors, own tables. Never leaves the device; back it up
+warm = true    # keep PyTorch in memory between messages (some 250 MB), so that each takes seconds less
 
 # More of Flower's node config, such as seed-secret = 0 (a run that repeats, and hides less; see docs/deployment.md)
 [node-config]

@@ -17,7 +17,7 @@ from fedhur_app.data.importing import ImportOptions, import_file, save_imported
 from fedhur_app.deploy import layout
 from fedhur_app.deploy.reach import problem_of
 from fedhur_app.deploy.split import split_data
-from fedhur_app.flower_runner import _alive, _below, end_sessions, free_port
+from fedhur_app.flower_runner import _alive, _below, _process_table, end_sessions, free_port
 
 FEDHUR = Path(sys.executable).parent / "fedhur"
 NAMES = ["anna", "bert", "carl"]
@@ -125,6 +125,11 @@ class Devices:
             if command in line:
                 found.append(pid)
         return found
+
+    def working(self, name: str) -> list[int]:
+        """The ClientApps of a device: children of the process that waits for messages."""
+        waiting = self.pids(name, "deploy/warm.py")
+        return [pid for pid in waiting if _process_table().get(pid) in waiting]
 
     def kill(self, name: str, command: str) -> None:
         """Kill -9 the processes below a start.sh whose command line holds a text."""

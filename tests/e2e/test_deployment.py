@@ -77,7 +77,8 @@ def trained(devices, tmp_path_factory) -> Trained:
 def test_a_run_survives_the_death_of_a_device(trained):
     assert trained.status == 0, trained.said
     lines = history(trained.output)
-    assert [line["clients"] for line in lines] == [3, 2, 3]
+    assert [line["stages"]["train.items"]["replies"] for line in lines] == [3, 2, 3]
+    assert "Node Unavailable" in lines[1]["stages"]["train.items"]["absent"][str(NAMES.index(LOST))]
     assert result(trained.output)["status"] == "completed"
     assert "killed by signal 9" in trained.devices.log(LOST)
     assert "the server was told" in trained.devices.log(LOST)
@@ -96,7 +97,7 @@ def test_the_numbers_are_those_of_the_simulation(trained, tmp_path):
     run_local(config, absent)
     own, simulated = history(trained.output), history(tmp_path / "run")
     for line, other in zip(own, simulated, strict=True):
-        for key in ("loss", "validation", "examples", "clients", "groups", "scorer_loss"):
+        for key in ("loss", "validation", "examples", "groups", "global_filter"):
             assert line[key] == other[key], (line["round"], key)
     assert result(trained.output)["test"] == result(tmp_path / "run")["test"]
 
