@@ -165,7 +165,7 @@ def page(content: dict[str, Any], picture: str) -> str:
 Measured on {content["date"]} on {content["machine"]} with `python -m benchmarks.scaling`:
 CPU seconds on one thread, local runtime, generated data with {USERS_A_CLIENT} users a client and
 {INTERACTIONS_A_USER} interactions a user; FedHUR with two levels of {GROUPS} groups and item-level residuals in the
-common basis. What is not varied is {fixed}.
+common basis. What is not varied is {fixed}. Points that were not measured are left out.
 
 Counted are multiply-adds (leading terms, `operations` in benchmarks/scaling.py); *rate* is the count over the seconds.
 Where the rate stays, time grows as the count says. *Exponent*: of a power law through the last two points. All clients
@@ -190,8 +190,10 @@ clients' own work up to the sizes measured."""
             lines += ["", *_table(points, name, axis)]
     lines += ["", f"## {LARGE.clients:,} clients, {LARGE.items:,} items, d = {LARGE.dim}", ""]
     lines += ["| strategy | clients, s | server, s | round, s | peak, MiB |", "|---|---|---|---|---|"]
-    for name in STRATEGIES:
-        found = points[replace(LARGE, strategy=name).key]
+    large = [(name, points.get(replace(LARGE, strategy=name).key)) for name in STRATEGIES]
+    for name, found in large:
+        if found is None:
+            continue
         seconds = " | ".join(f"{found[f'{part}_seconds']:.3g}" for part in ("clients", "server", "round"))
         lines.append(f"| {name} | {seconds} | {found['peak_mib']:.0f} |")
     return "\n".join(lines) + "\n"
@@ -213,6 +215,8 @@ def _table(points: dict[str, Any], name: str, axis: str) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     curves: dict[str, list[float]] = {"x": [], "clients": [], "server": [], "clients ops": [], "server ops": []}
     for point in sweep(name, axis):
+        if point.key not in points:
+            continue
         found, counted = points[point.key], operations(point)
         row = [f"{getattr(point, axis):,}"]
         curves["x"].append(getattr(point, axis))
@@ -238,7 +242,7 @@ def draw(content: dict[str, Any], path: Path) -> None:
     panels = figure.subplots(2, len(SWEEPS), squeeze=False)
     for column, axis in enumerate(SWEEPS):
         for number, name in enumerate(STRATEGIES):
-            points = sweep(name, axis)
+            points = [point for point in sweep(name, axis) if point.key in content["points"]]
             x = [getattr(point, axis) for point in points]
             found = [content["points"][point.key] for point in points]
             seconds = [point["round_seconds"] for point in found]
