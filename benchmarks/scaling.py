@@ -10,7 +10,6 @@ again. The page sets what was measured beside the number of multiply-adds that `
 
 import argparse
 import json
-import math
 import os
 import platform
 import statistics
@@ -64,28 +63,34 @@ def sweep(strategy: str, axis: str) -> list[Point]:
     return [replace(BASE, strategy=strategy, **{axis: value}) for value in SWEEPS[axis]]
 
 
-def operations(point: Point) -> dict[str, float]:
-    """Leading terms of the multiply-adds of a round, of all clients together and of the server.
+def operations(point: Point) -> dict[str, dict[str, float]]:
+    """Leading terms of the operations of a round, by who does them and by kind.
 
-    A client: Adam on the whole item table (8 a number) for each batch; ranking, `U I d`; FedCIA and FedHUR align in
-    `6 I d^2 + 20 d^3`; FedHUR also turns the basis, `I d^2`, and solves for user vectors, `I d^2`.
-    Server: averaging, `K I d`; or the eigenpairs of the mean Gram, see `eigenpairs`; FedHUR also projects the tables
-    on the basis, `K I d^2`, and compares clients: energies `B K^2 q b (b + 1) / 2` a level, the scorer on `B K^2` pairs
-    and in training, mixing `G K^2 d^2`.
+    Kinds: `calls`, whose cost does not depend on sizes; `passes`, numbers read and written one by one, which memory
+    bounds; `products`, multiply-adds of matrix products, eigenpairs included.
+
+    Clients, all together: a call each; Adam passes over the item table in each epoch; ranking takes `U I d`; FedCIA and
+    FedHUR align in `6 I d^2 + 20 d^3`; FedHUR also turns the basis, `I d^2`, and solves for user vectors, `I d^2`.
+    Server: averaging passes over all tables; FedCIA and FedHUR find eigenpairs, see `eigenpairs`; FedHUR also projects
+    the tables on the basis, `K I d^2`, and compares clients: energies `B K^2 q b (b + 1) / 2` a level, the scorer on
+    `B K^2` pairs and in training, mixing `G K^2 d^2`.
     """
     items, clients, dim = point.items, point.clients, point.dim
-    client = EPOCHS[point.strategy] * 8 * items * dim + USERS_A_CLIENT * items * dim
-    if point.strategy == "fedavg":
-        return {"clients": clients * client, "server": clients * items * dim}
-    client += 6 * items * dim**2 + 20 * dim**3
-    server = eigenpairs(point)
+    table = items * dim
+    own = {"calls": 1.0, "passes": EPOCHS[point.strategy] * table, "products": USERS_A_CLIENT * table}
+    server = {"calls": 1.0, "passes": clients * table, "products": 0.0}
+    if point.strategy != "fedavg":
+        own["passes"] += 6 * table
+        own["products"] += 6 * table * dim + 20 * dim**3
+        server["products"] += eigenpairs(point)
     if point.strategy == "fedhur":
-        client += 2 * items * dim**2
+        own["products"] += 2 * table * dim
         pairs = (1 + GROUPS) * clients**2
         scorer = SCORER[0] * SCORER[1]
-        server += pairs * QUERY_WIDTH * GROUPS * (GROUPS + 1) / 2 + (pairs + SCORER_ROWS) * scorer
-        server += clients * items * dim**2 + GROUPS * clients**2 * dim**2
-    return {"clients": clients * client, "server": server}
+        server["products"] += pairs * QUERY_WIDTH * GROUPS * (GROUPS + 1) / 2 + (pairs + SCORER_ROWS) * scorer
+        server["products"] += clients * table * dim + GROUPS * clients**2 * dim**2
+        server["passes"] += pairs * SCORER[0]
+    return {"clients": {kind: clients * value for kind, value in own.items()}, "server": server}
 
 
 def eigenpairs(point: Point) -> float:
@@ -95,6 +100,29 @@ def eigenpairs(point: Point) -> float:
         gram = width**2 * point.items / 2 if width < point.items else width * point.items**2 / 2
         return gram + 4 / 3 * side**3
     return 6 * 2 * width * point.items * (point.dim + 16)
+
+
+KINDS = ("calls", "passes", "products")
+
+
+def fit(points: list[dict[str, Any]], part: str) -> dict[str, float]:
+    """Seconds of one operation of each kind, by non-negative least squares of relative errors over all points."""
+    from scipy.optimize import nnls
+
+    counts = [operations(_point(found))[part] for found in points]
+    seconds = [found[f"{part}_seconds"] for found in points]
+    rows = [[count[kind] / second for kind in KINDS] for count, second in zip(counts, seconds, strict=True)]
+    return dict(zip(KINDS, nnls(rows, [1.0] * len(rows))[0].tolist(), strict=True))
+
+
+def predicted(point: Point, part: str, cost: dict[str, float]) -> float:
+    """Seconds that the counts say, with the costs of `fit`."""
+    count = operations(point)[part]
+    return sum(cost[kind] * count[kind] for kind in KINDS)
+
+
+def _point(found: dict[str, Any]) -> Point:
+    return Point(found["strategy"], found["items"], found["clients"], found["dim"])
 
 
 def measure(point: Point) -> dict[str, Any]:
@@ -137,7 +165,7 @@ def measure_all(data: Path) -> None:
     content = json.loads(data.read_text()) if data.exists() else {"points": {}}
     points = [point for name in STRATEGIES for axis in SWEEPS for point in sweep(name, axis)]
     wanted = {point.key: point for point in [*points, *(replace(LARGE, strategy=name) for name in STRATEGIES)]}
-    for key, point in sorted(wanted.items(), key=lambda pair: sum(operations(pair[1]).values())):
+    for key, point in sorted(wanted.items(), key=lambda pair: pair[1].items * pair[1].clients * pair[1].dim):
         if key in content["points"]:
             continue
         command = [sys.executable, "-m", "benchmarks.scaling", "point", "--point", json.dumps(asdict(point))]
@@ -151,110 +179,106 @@ def measure_all(data: Path) -> None:
         print(f"{key}: {content['points'][key]['round_seconds']:.2f} s", flush=True)
 
 
-def slope(x: list[float], y: list[float]) -> float:
-    """Exponent of a power law through the last two points: how fast y grows where x is large."""
-    return math.log(y[-1] / y[-2]) / math.log(x[-1] / x[-2])
-
-
 def page(content: dict[str, Any], picture: str) -> str:
     """The page as Markdown: a table a curve, and what it says."""
     points = content["points"]
+    costs = fits(points)
     fixed = ", ".join(f"{SYMBOL[axis]} = {getattr(BASE, axis)}" for axis in SWEEPS)
-    about = f"""# Cost of a round
+    lines = f"""# Cost of a round
 
 Measured on {content["date"]} on {content["machine"]} with `python -m benchmarks.scaling`:
 CPU seconds on one thread, local runtime, generated data with {USERS_A_CLIENT} users a client and
 {INTERACTIONS_A_USER} interactions a user; FedHUR with two levels of {GROUPS} groups and item-level residuals in the
-common basis. What is not varied is {fixed}. Points that were not measured are left out.
+common basis. What is not varied is {fixed}.
+All clients run one after the other here, so their seconds are those of all of them together. The memory is the peak of
+the one process that holds server and clients.
 
-Counted are multiply-adds (leading terms, `operations` in benchmarks/scaling.py); *rate* is the count over the seconds.
-Where the rate stays, time grows as the count says. *Exponent*: of a power law through the last two points. All clients
-run one after the other here, so their seconds are those of all of them together. The memory is the peak of the one
-process that holds server and clients.
+**The count.** `operations` in benchmarks/scaling.py counts, for clients and server, calls (whose cost does not depend
+on sizes), numbers that are read and written one by one, and multiply-adds of matrix products. One price for each kind,
+fitted over all points of a strategy, gives the seconds in brackets: where they follow what was measured, the growth is
+the count's. The worst fit is FedAvg with 500 clients and more, whose clients take one and a half times what the count
+says; that their states no longer fit the processor's cache is a guess.
 
-![Cost of a round]({picture})"""
-    floor = min(found["clients_seconds"] / found["clients"] for found in points.values())
-    about += f"""
+| | a call, ms | numbers passed, M/s | multiply-adds, G/s |
+|---|---|---|---|""".split("\n")
+    for (name, part), cost in costs.items():
+        rates = [f"{1000 * cost['calls']:.1f}"]
+        rates += [f"{1 / cost[kind] / unit:.3g}" if cost[kind] else "-" for kind, unit in _UNITS.items()]
+        lines.append(f"| {name}, {part} | {' | '.join(rates)} |")
+    lines += f"""
+A dash: of no weight beside the others. A client costs some milliseconds whatever its size, so that in I and d its
+time rises slowly until the tables are large. The server of FedCIA and FedHUR finds eigenpairs: up to 2,500 items (or
+stacked columns) densely, with the third power of the smaller side, and beyond by block Krylov, whose multiplications
+are counted as six here. Nothing grows with the square of the catalogue. FedHUR's comparison of clients grows with the
+square of their number, and is small beside the clients' own work up to the sizes measured.
 
-What it says: time and memory grow in proportion to the number of clients. A client costs {1000 * floor:.0f} ms or
-more a round whatever its size (messages, ranking, optimiser), so that in I and d the clients' time rises more slowly
-than the count until the tables are large, and the rate rises with them. FedAvg's server only adds tables up. FedCIA's
-and FedHUR's server finds eigenpairs: up to 2,500 items (or stacked columns) densely, which grows with the third power
-of the smaller side, and beyond by block Krylov, whose multiplications are counted as six here. Nothing grows with the
-square of the catalogue. FedHUR's comparison of pairs of clients grows with their square, and is small beside the
-clients' own work up to the sizes measured."""
-    lines = about.split("\n")
+![Cost of a round]({picture})""".split("\n")
     for name in STRATEGIES:
         lines += ["", f"## {name}"]
         for axis in SWEEPS:
-            lines += ["", *_table(points, name, axis)]
+            lines += ["", *_table(points, costs, sweep(name, axis), SYMBOL[axis], axis)]
     lines += ["", f"## {LARGE.clients:,} clients, {LARGE.items:,} items, d = {LARGE.dim}", ""]
-    lines += ["| strategy | clients, s | server, s | round, s | peak, MiB |", "|---|---|---|---|---|"]
-    large = [(name, points.get(replace(LARGE, strategy=name).key)) for name in STRATEGIES]
-    for name, found in large:
-        if found is None:
-            continue
-        seconds = " | ".join(f"{found[f'{part}_seconds']:.3g}" for part in ("clients", "server", "round"))
-        lines.append(f"| {name} | {seconds} | {found['peak_mib']:.0f} |")
+    lines += _table(points, costs, [replace(LARGE, strategy=name) for name in STRATEGIES], "strategy", "strategy")
     return "\n".join(lines) + "\n"
 
 
-def _table(points: dict[str, Any], name: str, axis: str) -> list[str]:
-    symbol = SYMBOL[axis]
-    head = [
-        symbol,
-        "clients, s",
-        "counted, G",
-        "rate, G/s",
-        "server, s",
-        "counted, G",
-        "rate, G/s",
-        "round, s",
-        "peak, MiB",
-    ]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    curves: dict[str, list[float]] = {"x": [], "clients": [], "server": [], "clients ops": [], "server ops": []}
-    for point in sweep(name, axis):
+_UNITS = {"passes": 1e6, "products": 1e9}
+
+
+def fits(points: dict[str, Any]) -> dict[tuple[str, str], dict[str, float]]:
+    """Costs of the operations by strategy and part."""
+    return {
+        (name, part): fit([found for found in points.values() if found["strategy"] == name], part)
+        for name in STRATEGIES
+        for part in ("clients", "server")
+    }
+
+
+def _table(
+    points: dict[str, Any], costs: dict[tuple[str, str], dict[str, float]], rows: list[Point], head: str, axis: str
+) -> list[str]:
+    lines = [f"| {head} | clients, s | server, s | round, s | peak, MiB |", "|---|---|---|---|---|"]
+    for point in rows:
         if point.key not in points:
             continue
-        found, counted = points[point.key], operations(point)
-        row = [f"{getattr(point, axis):,}"]
-        curves["x"].append(getattr(point, axis))
+        found, value = points[point.key], getattr(point, axis)
+        row = [f"{value:,}" if isinstance(value, int) else value]
         for part in ("clients", "server"):
-            seconds, giga = found[f"{part}_seconds"], counted[part] / 1e9
-            row += [f"{seconds:.3g}", f"{giga:.3g}", f"{giga / seconds:.2g}"]
-            curves[part].append(seconds)
-            curves[f"{part} ops"].append(giga)
+            said = predicted(point, part, costs[point.strategy, part])
+            row.append(f"{found[f'{part}_seconds']:.3g} ({said:.3g})")
         row += [f"{found['round_seconds']:.3g}", f"{found['peak_mib']:.0f}"]
         lines.append(f"| {' | '.join(row)} |")
-    measured = {part: slope(curves["x"], curves[part]) for part in curves if part != "x"}
-    exponents = "; ".join(
-        f"{part} {measured[part]:.2f} measured, {measured[f'{part} ops']:.2f} counted" for part in ("clients", "server")
-    )
-    return [*lines, "", f"Exponents in {symbol} at the end: {exponents}."]
+    return lines
 
 
 def draw(content: dict[str, Any], path: Path) -> None:
-    """Round time and memory, measured (lines) and counted (dashed, through the first point), on log axes."""
+    """Time and memory of a round as measured (points), and the time that the counts say (lines), on log axes."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
-    figure = Figure(figsize=(11, 6), layout="constrained")
+    costs = fits(content["points"])
+    figure = Figure(figsize=(11, 6.5), layout="constrained")
     panels = figure.subplots(2, len(SWEEPS), squeeze=False)
     for column, axis in enumerate(SWEEPS):
         for number, name in enumerate(STRATEGIES):
             points = [point for point in sweep(name, axis) if point.key in content["points"]]
             x = [getattr(point, axis) for point in points]
             found = [content["points"][point.key] for point in points]
-            seconds = [point["round_seconds"] for point in found]
-            counted = [sum(operations(point).values()) for point in points]
-            panels[0, column].plot(x, seconds, "o-", color=f"C{number}", label=name)
-            scale = seconds[-1] / counted[-1]
-            panels[0, column].plot(x, [scale * count for count in counted], ":", color=f"C{number}")
-            panels[1, column].plot(x, [point["peak_mib"] for point in found], "o-", color=f"C{number}", label=name)
-        for row, label in enumerate(("seconds a round", "peak memory, MiB")):
-            panels[row, column].set(xscale="log", yscale="log", xlabel=f"{axis} ({SYMBOL[axis]})", ylabel=label)
-            panels[row, column].grid(alpha=0.3)
-    panels[0, 0].legend(frameon=False, title="dotted: counted,\nthrough the last point")
+            counted = [
+                sum(predicted(point, part, costs[name, part]) for part in ("clients", "server")) for point in points
+            ]
+            panels[0, column].plot(x, counted, color=f"C{number}", label=f"{name}: count")
+            panels[0, column].plot(x, [point["round_seconds"] for point in found], "o", color=f"C{number}", label=name)
+            panels[1, column].plot(x, [point["peak_mib"] for point in found], "o-", color=f"C{number}")
+        for row, label in enumerate(("CPU seconds a round", "peak memory, MiB")):
+            panel = panels[row, column]
+            panel.set(xscale="log", yscale="log", xlabel=f"{axis} ({SYMBOL[axis]})", ylabel=label)
+            panel.set_xticks(SWEEPS[axis])
+            for side in (panel.xaxis, panel.yaxis):
+                side.set_major_formatter(StrMethodFormatter("{x:,g}"))
+                side.set_minor_formatter(NullFormatter())
+            panel.grid(alpha=0.3)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
     figure.savefig(path, dpi=110)
 
 
