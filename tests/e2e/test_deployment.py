@@ -1,7 +1,7 @@
 """A real federation on the loopback: TLS, device keys, processes that are killed.
 
-One run serves all tests of continuous integration: three devices train, one of them is killed in round 2 and comes
-back. Those marked slow wait for heartbeats and restarts and are run by hand (`pytest -m slow tests/e2e`).
+One run serves all tests of this file: three devices train, one of them is killed in round 2 and comes back. It takes
+minutes, so it is run by hand, as those that wait for heartbeats are (`pytest -m slow tests/e2e`).
 """
 
 import http.client
@@ -27,6 +27,7 @@ from tests.e2e.devices import MARK, NAMES, Devices, Run, planted, settings_list,
 from tests.running import history, result
 
 LOST = "bert"  # is killed in round 2
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @dataclass
@@ -73,7 +74,6 @@ def trained(devices, tmp_path_factory) -> Trained:
     return Trained(devices, output, status, said, time.monotonic() - start)
 
 
-@pytest.mark.e2e
 def test_a_run_survives_the_death_of_a_device(trained):
     assert trained.status == 0, trained.said
     lines = history(trained.output)
@@ -84,7 +84,6 @@ def test_a_run_survives_the_death_of_a_device(trained):
     assert "the server was told" in trained.devices.log(LOST)
 
 
-@pytest.mark.e2e
 def test_the_numbers_are_those_of_the_simulation(trained, tmp_path):
     """With no secret in the draws, the devices and one process agree to the bit, the absence included."""
     dead = NAMES.index(LOST)
@@ -136,7 +135,6 @@ def hits(folder: Path, wanted: dict[str, list[bytes]]) -> list[str]:
     return found
 
 
-@pytest.mark.e2e
 def test_the_server_holds_no_interaction_no_id_and_no_user_vector(trained, tmp_path):
     wanted = needles(trained.devices)
     assert all(wanted.values())
@@ -161,7 +159,6 @@ def test_the_server_holds_no_interaction_no_id_and_no_user_vector(trained, tmp_p
     )
 
 
-@pytest.mark.e2e
 def test_every_device_recommends_to_its_own_users(trained):
     """Lists without what the user has, other ones for other users, from the device's files alone."""
     for name in NAMES:
@@ -181,7 +178,6 @@ def test_every_device_recommends_to_its_own_users(trained):
         assert lists[0] != lists[1] != lists[2]
 
 
-@pytest.mark.e2e
 def test_those_who_do_not_belong_are_refused_and_told_why(devices):
     devices.start("stranger")
     devices.start("elsewhere")
@@ -198,7 +194,6 @@ def test_those_who_do_not_belong_are_refused_and_told_why(devices):
         plain.getresponse()
 
 
-@pytest.mark.e2e
 def test_other_code_on_a_device_is_refused_and_named(trained):
     devices = trained.devices
     for path in devices.place("carl").glob("flwr/apps/*/client_app/app.py"):
