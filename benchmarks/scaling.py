@@ -210,7 +210,7 @@ A dash: of no weight beside the others. A client costs some milliseconds whateve
 time rises slowly until the tables are large. The server of FedCIA and FedHUR finds eigenpairs: up to 2,500 items (or
 stacked columns) densely, with the third power of the smaller side, and beyond by block Krylov, whose multiplications
 are counted as six here. Nothing grows with the square of the catalogue. FedHUR's comparison of clients grows with the
-square of their number, and is small beside the clients' own work up to the sizes measured.
+square of their number: with 2,000 clients its server takes a third of the round.
 
 ![Cost of a round]({picture})""".split("\n")
     for name in STRATEGIES:
