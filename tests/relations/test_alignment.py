@@ -8,6 +8,7 @@ import torch
 from fedhur_app.relations import alignment
 from fedhur_app.relations.alignment import PersonalFilter, align, fit_error, gd_step_size, procrustes
 from tests.relations import brute
+from tests.tensors import LargestTensor
 
 BRANCHINGS = [(), (5,), (3, 3), (2, 3, 2), (2, 2, 2, 2, 2), (4, 200)]
 
@@ -206,20 +207,10 @@ def test_large_catalogues_never_see_an_items_by_items_matrix():
     items = 6000
     personal, _ = _large_filter(items)
     present = 0.01 * brute.tables(1, items, 8, dtype=torch.float32)[0]
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                largest = max(largest, result.numel())
-            return result
-
-    with Watch():
+    with LargestTensor() as largest:
         exact, gd = align(personal, present), align(personal, present, "gd", steps=20)
     assert exact.objective < gd.objective < 1.5
-    assert items * 8 <= largest < items * 100
+    assert items * 8 <= largest.numbers < items * 100
     with pytest.raises(ValueError, match="limited to 5000 items"):
         align(personal, present, "reference")
 

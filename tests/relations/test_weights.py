@@ -13,6 +13,7 @@ from fedhur_app.relations.weights import (
     weights,
 )
 from tests.relations import brute
+from tests.tensors import LargestTensor
 
 
 def test_corrected_scores_entry_by_entry():
@@ -181,19 +182,9 @@ def test_personal_eigenpairs_of_a_large_catalogue():
     vectors, values = mean_gram_eigenpairs(tables, rank)
     alpha = torch.zeros(1, 20)
     alpha[0, :4] = 0.25
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                largest = max(largest, result.numel())
-            return result
-
-    with Watch():
+    with LargestTensor() as largest:
         got_vectors, got = personal_eigenpairs(vectors, values, tables, alpha, 0.3, rank)
-    assert items * rank <= largest < items * 300
+    assert items * rank <= largest.numbers < items * 300
     factor = torch.cat([vectors * (0.7 * values).sqrt(), *(tables[:4] * (0.3 * 0.25) ** 0.5)], dim=1)
     expected = torch.linalg.svdvals(factor)[:rank].square()
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=0)

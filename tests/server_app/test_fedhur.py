@@ -20,6 +20,7 @@ from server_app.strategies.base import Fleet
 from server_app.strategies.fedhur import Server
 from tests.models.helpers import user_items
 from tests.running import history, run
+from tests.tensors import LargestTensor
 
 # K d >= I, so that the eigenvectors of S_g can span everything.
 ITEMS, WIDTH, CLIENTS = 18, 4, 5
@@ -229,22 +230,12 @@ def test_matching_many_clients_never_holds_all_pairs_of_all_blocks(monkeypatch):
         for number, level in enumerate(levels, 1)
     }
     server.aggregate_utility(1, {k: Content({}, {"queries": queries}) for k in range(clients)})
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                largest = max(largest, result.numel() * result.element_size())
-            return result
-
-    with Watch():
+    with LargestTensor() as largest:
         answers = server.configure_personalize(1, list(range(clients)))
     assert len(answers) == clients
     assert sum(len(level.members) for level in levels) > 20
     # The features of all pairs on one block alone are four times as much, those on all blocks a hundred times.
-    assert largest <= bound
+    assert largest.bytes <= bound
 
 
 @pytest.mark.parametrize("level", [0, 1])

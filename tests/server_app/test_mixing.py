@@ -27,6 +27,7 @@ from server_app.strategies.fedca import (
 from server_app.strategies.gpfedrec import neighbour_weights
 from server_app.strategies.mixing import Mixtures, mix, weighted_mean
 from tests.running import run
+from tests.tensors import LargestTensor
 
 
 def settings(strategy, overrides=""):
@@ -77,18 +78,8 @@ def test_mixing_holds_no_second_array_of_all_tables(monkeypatch):
     monkeypatch.setattr(mixing, "_CHUNK_BYTES", 2**14)
     generator = torch.Generator().manual_seed(3)
     uploads = {client: {"items": torch.randn(200, 4, generator=generator)} for client in range(60)}
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                largest = max(largest, result.numel() * result.element_size())
-            return result
-
     tables = [upload["items"] for upload in uploads.values()]
-    with Watch():
+    with LargestTensor() as largest:
         weights = neighbour_weights(tables, gpfedrec())
         mixtures = Mixtures(weights, uploads)
         for client in mixtures:
@@ -96,7 +87,7 @@ def test_mixing_holds_no_second_array_of_all_tables(monkeypatch):
         mixtures.mean()
         table_similarity(tables, "aligned")
     # K tables are 192 kB; K^2 or K I numbers in float64 are what there is of all clients.
-    assert largest <= max(8 * 60 * 200, 2**14)
+    assert largest.bytes <= max(8 * 60 * 200, 2**14)
 
 
 def test_row_masked_average_by_hand():
