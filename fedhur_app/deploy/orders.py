@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedhur_app.deploy.errors import DeployError
 from fedhur_app.deploy.reach import problem_of
 from fedhur_app.deploy.settings import ServerFolder
+from fedhur_app.deploy.supervisor import start_process
 from fedhur_app.files import read_json, write_json, write_text
 from fedhur_app.flower_runner import COMPLETED, app_folder, environment, toml_text
 
@@ -110,18 +111,8 @@ def run_deployed(server: ServerFolder, run_config: Mapping[str, str | int], on_l
     write_text(file, toml_text(run_config))
     run_id = ""
     last: deque[str] = deque(maxlen=15)
-    process = subprocess.Popen(
-        flwr.command("run", str(app_folder()), CONNECTION, "--stream", "--run-config", str(file)),
-        cwd=server.folder,
-        env=flwr.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,  # Ctrl-C is for this process, which then stops the run in order
-    )
+    command = flwr.command("run", str(app_folder()), CONNECTION, "--stream", "--run-config", str(file))
+    process = start_process(command, server.folder, flwr.environment)
     try:
         assert process.stdout is not None
         for raw in process.stdout:

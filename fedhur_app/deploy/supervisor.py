@@ -217,7 +217,9 @@ def _warm(node: NodeFolder, heard: Say) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="fedhur-") as folder:  # the path of a socket must be short
         path = str(Path(folder) / "warm")
         # -P: the modules beside the script must not be found by their bare names.
-        process = _start([sys.executable, "-P", str(Path(warm.__file__).resolve()), path], node.folder, variables)
+        process = start_process(
+            [sys.executable, "-P", str(Path(warm.__file__).resolve()), path], node.folder, variables
+        )
         reader = threading.Thread(target=_read, args=(process, deque(maxlen=1), heard), name="clientapp", daemon=True)
         reader.start()
         try:
@@ -228,7 +230,8 @@ def _warm(node: NodeFolder, heard: Say) -> Iterator[dict[str, str]]:
             reader.join(timeout=5)
 
 
-def _start(command: list[str], folder: Path, variables: dict[str, str]) -> "subprocess.Popen[str]":
+def start_process(command: list[str], folder: Path, variables: dict[str, str]) -> "subprocess.Popen[str]":
+    """Start a process in a session of its own, whose output can be read line by line."""
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -239,7 +242,7 @@ def _start(command: list[str], folder: Path, variables: dict[str, str]) -> "subp
         text=True,
         encoding="utf-8",
         errors="replace",
-        start_new_session=True,  # so that all that it starts ends with it
+        start_new_session=True,  # Ctrl-C is for this process, which ends the other with all that it started
     )
 
 
@@ -249,7 +252,7 @@ def _run(command: list[str], folder: Path, home: Path, heard: Say, more: dict[st
     # Between looks for work that is to be started, seconds; Flower's own is 1. Each look costs some CPU.
     variables.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")
     last: deque[str] = deque(maxlen=40)
-    process = _start(command, folder, variables)
+    process = start_process(command, folder, variables)
     reader = threading.Thread(target=_read, args=(process, last, heard), name="output", daemon=True)
     reader.start()
     try:
