@@ -630,6 +630,10 @@ class Settings(Section):
         """Compact JSON for messages; :func:`from_json` reads it back."""
         return self.model_dump_json()
 
+    def for_clients(self) -> str:
+        """JSON of what clients are told: everything but where files lie on the server."""
+        return self.model_copy(update={"dataset": self.dataset.model_copy(update={"catalogue": None})}).to_json()
+
     def to_yaml(self) -> str:
         """YAML for people (`config.yaml` of a run)."""
         return yaml.safe_dump(json.loads(self.model_dump_json()), sort_keys=False)

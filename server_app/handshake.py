@@ -34,6 +34,8 @@ from server_app.strategies.base import Fleet, Progress
 
 # A simulation's nodes are all there within a moment: a count that stands still for so long is the final one.
 SETTLED_SECONDS = 3.0
+# A node that was refused in the middle of a run is asked again after so many rounds.
+REFUSED_ROUNDS = 5
 
 Fields = Mapping[str, Any]
 
@@ -62,6 +64,7 @@ def meet(
         }
     )
     hellos = _greet(grid, ids, request, 1.0, settings)
+    _check_code(hellos.values())
     by_client: dict[int, int] = {}
     for node, fields in hellos.items():
         if "client" not in fields:
@@ -124,7 +127,7 @@ class Register:
         path = settings.dataset.catalogue
         self.catalogue: Catalogue | None = read_catalogue(Path(path).expanduser()) if path else None
         self.fleet = Fleet({}, 0, {}, {}, run=self.run)
-        self._refused: set[int] = set()
+        self._refused: dict[int, int] = {}  # node -> the round before which it was refused
 
     def follow(self, progress: Progress) -> None:
         """Look at what the rounds lead to: what nodes are told when they join again depends on it."""
@@ -143,6 +146,7 @@ class Register:
         ids = _wait_for_nodes(self.grid, expected, settings, {}, simulated=False)
         quorum = 1.0 if least is None else min(1.0, least / len(ids))
         hellos = _greet(self.grid, ids, self._hello(), quorum, settings)
+        _check_code(hellos.values())
         for node, fields in hellos.items():
             self._check(node, fields)
         by_name = self._distinct(hellos)
@@ -236,7 +240,7 @@ class Register:
             "run": self.run,
             "round": round_,
             "clients": self.settings.dataset.clients.number,
-            "settings": self.settings.to_json(),
+            "settings": self.settings.for_clients(),
             "catalogue": fingerprint,
         }
         requests = {}
@@ -323,28 +327,30 @@ class Register:
         if client in before:
             self.fleet.nodes[client] = before[client]
         else:
-            self._refused.add(node)
+            self._refused[node] = self.progress.round
 
     def _newcomers(self) -> dict[int, Fields]:
-        """Clients behind nodes that were not there before: restarted under another number of Flower, or late."""
-        present = set(self.grid.get_node_ids())
-        unknown = sorted(present - set(self.fleet.nodes.values()) - self._refused)
+        """Clients behind nodes that were not there before: restarted under another number of Flower, or late.
+
+        Whoever was refused is asked again some rounds later: its owner may have mended the reason, and Flower gives a
+        device the same number again.
+        """
+        present, now = set(self.grid.get_node_ids()), self.progress.round
+        waiting = {node for node, refused in self._refused.items() if now - refused < REFUSED_ROUNDS}
+        unknown = sorted(present - set(self.fleet.nodes.values()) - waiting)
         if not unknown:
             return {}
-        try:
-            hellos = _greet(self.grid, unknown, self._hello(), 0.0, self.settings)
-        except RunError as error:
-            say("%s", error, level=WARNING)
-            self._refused |= set(unknown)
-            return {}
+        hellos = _greet(self.grid, unknown, self._hello(), 0.0, self.settings)
+        self._refused |= dict.fromkeys(set(unknown) - set(hellos), now)  # each may have cost the stage's whole time
         calls: dict[int, Fields] = {}
         for node, fields in hellos.items():
             try:
+                _check_code([fields])
                 self._check(node, fields)
                 client = self._place_of(fields, node, present)
             except RunError as error:
                 say("node %d is refused: %s", node, error, level=WARNING)
-                self._refused.add(node)
+                self._refused[node] = now
                 continue
             self.fleet.nodes[client] = node
             calls[client] = fields
@@ -369,7 +375,7 @@ def _greet(grid: Grid, ids: Iterable[int], request: Content, quorum: float, sett
     """Say hello; what each node says, by node.
 
     Raises:
-        RunError: Too few answer, or one runs other code.
+        RunError: Too few answer.
     """
     # Clients are not known yet: nodes are numbered in the order in which Flower lists them.
     nodes = dict(enumerate(ids))
@@ -382,15 +388,22 @@ def _greet(grid: Grid, ids: Iterable[int], request: Content, quorum: float, sett
             "that was started in another folder serves that folder's client code. Stop it and start again from this "
             "project's folder"
         ) from error
-    hellos: dict[int, Fields] = {nodes[number]: content.fields for number, content in result.replies.items()}
-    codes = {str(fields["code"]) for fields in hellos.values()} - {code_fingerprint()}
+    return {nodes[number]: content.fields for number, content in result.replies.items()}
+
+
+def _check_code(hellos: Iterable[Fields]) -> None:
+    """Refuse nodes that run other code.
+
+    Raises:
+        RunError: One does.
+    """
+    codes = {str(fields["code"]) for fields in hellos} - {code_fingerprint()}
     if codes:
         raise RunError(
             f"clients run other code ({', '.join(sorted(codes))}) than the server ({code_fingerprint()}): a "
             "SuperLink or SuperNode from another folder or version is in use. Stop it, start it again from this "
             "project's folder and run again"
         )
-    return hellos
 
 
 def _one_size(answers: Iterable[Fields]) -> int:

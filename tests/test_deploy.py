@@ -3,7 +3,6 @@
 import asyncio
 import configparser
 import contextlib
-import csv
 import os
 import socket
 import ssl
@@ -32,6 +31,8 @@ from fedhur_app import flower_runner
 from fedhur_app.cli import app
 from fedhur_app.config import load_settings
 from fedhur_app.data.experiment import load_interactions_of, prepare_data
+from fedhur_app.data.item_catalogue import read_catalogue
+from fedhur_app.data.own_rows import match_rows, read_own
 from fedhur_app.data.shards import load_shard, shard_path
 from fedhur_app.deploy import keys, layout, orders, supervisor
 from fedhur_app.deploy.errors import DeployError
@@ -480,10 +481,15 @@ def test_other_endings_are_explained(made):
     text, again = explain_node(Ending(1, ("Unable to parse the private key file.",)), node)
     assert "deploy rotate" in text
     assert not again
+    text, again = explain_node(Ending(1, ("SuperNode ID: 4401740123", "a fault")), node)
+    assert "exit status 1" in text
+    text, again = explain_node(Ending(1, ("Client error '401 Unauthorized' for url",)), node)
+    assert "clocks" in text
     text, again = explain_node(Ending(1, ("Invalid SuperNode authentication",)), node)
     assert "clocks" in text
     assert again
-    assert explain_node(Ending(-9, ()), node) == ("the SuperNode of client-1 ended (killed by signal 9)", True)
+    killed = Ending(-9, ("SuperNode ID: 4401740123", "address already in use"))
+    assert explain_node(killed, node) == ("the SuperNode of client-1 ended (killed by signal 9)", True)
     assert "port 9092" in explain_server(Ending(1, ("address already", "in use")), server)
     assert "belong together" in explain_server(Ending(1, ("[SSL: KEY_VALUES_MISMATCH]",)), server)
     assert explain_server(Ending(-9, ("anything",)), server) == ""
@@ -561,41 +567,34 @@ def test_orders_to_a_superlink_that_is_not_there(deployment):
 # ---- a data set for a trial
 
 
-def test_rows_are_cut_as_the_simulation_cuts_them(tmp_path, made):
+def test_devices_read_the_rows_that_the_simulation_has(tmp_path):
     settings = load_settings("synthetic", overrides=SMALL)
-    prepared = prepare_data(settings)
-    data = load_interactions_of(settings)
+    prepared, data = prepare_data(settings), load_interactions_of(settings)
     assert prepared is not None
     folders = split_data(settings, tmp_path / "d")
     assert [folder.name for folder in folders] == ["client-1", "client-2", "client-3"]
-    user_of = {text: number for number, text in enumerate(data.user_ids.tolist())}
-    item_of = {text: number for number, text in enumerate(data.item_ids.tolist())}
-    rows_in_all = 0
+    catalogue = read_catalogue(tmp_path / "d" / "items.csv")
+    assert catalogue.ids == tuple(data.item_ids.tolist())
+    assert catalogue.titles == tuple(data.item_titles.tolist())
+    own_split = settings.dataset.split.model_copy(update={"kind": "published"})
     for client, folder in enumerate(folders):
-        simulated, shard = load_shard(shard_path(prepared.folder, client)), load_shard(folder / "shard.npz")
-        with (folder / "interactions.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        rows_in_all += len(rows)
+        assert mode(folder / "interactions.csv") == 0o600
+        rows = match_rows(read_own(folder, {}), catalogue, own_split, settings.seed)
+        simulated = load_shard(shard_path(prepared.folder, client))
+        assert rows.users == tuple(data.user_ids[simulated.users].tolist())
+        assert rows.unknown_items == 0
         for part in ("train", "valid", "test"):
-            users, items = getattr(shard, part).pairs()
-            of_shard = {(int(shard.users[user]), int(item)) for user, item in zip(users, items, strict=True)}
-            of_file = {(user_of[row["user"]], item_of[row["item"]]) for row in rows if row["split"] == part}
-            assert of_file == of_shard
-            assert np.array_equal(getattr(simulated, part).items, items)
-        assert {mode(folder / name) for name in ("interactions.csv", "shard.npz")} == {0o600}
-    assert rows_in_all == len(data)
-    with (tmp_path / "d" / "items.csv").open() as file:
-        catalogue = list(csv.DictReader(file))
-    assert [row["item"] for row in catalogue] == data.item_ids.tolist()
-    assert [row["title"] for row in catalogue] == data.item_titles.tolist()
+            own, other = getattr(rows.shard, part), getattr(simulated, part)
+            assert np.array_equal(own.indptr, other.indptr)
+            assert np.array_equal(own.items, other.items)
 
 
 def test_rows_go_to_the_devices_of_a_deployment(made):
     done = invoke("split", "synthetic", made, *(f"--set={item}" for item in SMALL.split()))
     assert done.exit_code == 0, done.stderr
-    assert (made / "clients" / "client-2" / "data" / "shard.npz").is_file()
-    assert (made / "server" / "items.csv").is_file()
-    assert not list(made.joinpath("server").glob("*.npz"))
+    assert f"fedhur deploy run '{made / 'server'}' --set dataset.split.kind=published" in done.stdout
+    assert (made / "clients" / "client-2" / "data" / "interactions.csv").is_file()
+    assert read_server(made / "server").catalogue.is_file()
     again = invoke("split", "synthetic", made, *(f"--set={item}" for item in SMALL.split()))
     assert "--force" in again.stderr
     other = invoke("split", "synthetic", made, "--force", "--set=dataset.clients.number=4")

@@ -202,7 +202,7 @@ def read_recbole(folder: Path, name: str) -> Interactions:
 
 
 def read_data(path: Path, name: str, options: ReadOptions) -> tuple[Interactions, Taken]:
-    """Read a data set from a file, or from a folder that holds known files.
+    """Read a data set from a file, or from a folder that holds known files or a single file.
 
     Args:
         path: The file or folder.
@@ -212,6 +212,7 @@ def read_data(path: Path, name: str, options: ReadOptions) -> tuple[Interactions
     Raises:
         DataError: The files cannot be read; the text names file, line and column and says what to do.
     """
+    path = _only_file(path) or path
     if path.is_dir():
         if _wants(options, "matrices") and (path / "0" / "train_dataset.npy").is_file():
             _only_as_published(path, options)
@@ -280,6 +281,14 @@ def _is_parquet(source: Source) -> bool:
         return False
     with source.path.open("rb") as file:
         return file.read(4) == b"PAR1"
+
+
+def _only_file(folder: Path) -> Path | None:
+    """The file of a folder that holds nothing else but hidden files; None for any other path."""
+    if not folder.is_dir():
+        return None
+    entries = [each for each in folder.iterdir() if not each.name.startswith(".")]
+    return entries[0] if len(entries) == 1 and entries[0].is_file() else None
 
 
 def _main_file(folder: Path, options: ReadOptions) -> Source:

@@ -135,6 +135,9 @@ def split(
     settings = load_settings(dataset, seed=seed, overrides=shlex.join(set_ or []))
     for place in split_data(settings, folder, force):
         typer.echo(str(place))
+    if (folder / "server").is_dir():
+        where = shlex.quote(str(folder / "server"))
+        typer.echo(f"train on the same split: fedhur deploy run {where} --set dataset.split.kind=published")
 
 
 @app.command()
@@ -159,6 +162,8 @@ def run(
     if resume is None:
         if not any(change.startswith("dataset.clients.number=") for change in changes):
             changes.append(f"dataset.clients.number={device_count(where)}")
+        if where.catalogue.is_file() and not any(change.startswith("dataset.catalogue=") for change in changes):
+            changes.append(f"dataset.catalogue={where.catalogue}")
         settings, overrides = cli.new_settings(
             OWN_DATA, strategy or "fedhur", 1 if seed is None else seed, rounds, changes
         )

@@ -107,6 +107,11 @@ class ServerFolder:
         return self.folder / "keys"
 
     @property
+    def catalogue(self) -> Path:
+        """The federation's items, by which devices number theirs; absent until somebody puts them there."""
+        return self.folder / "items.csv"
+
+    @property
     def database(self) -> Path:
         """What the SuperLink remembers."""
         return self.folder / "superlink.db"

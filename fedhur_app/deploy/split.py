@@ -1,6 +1,5 @@
 """Cuts a data set into the folders of devices, so that a trial can be compared with the simulation row by row."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,15 +7,14 @@ import numpy as np
 import polars as pl
 
 from fedhur_app.config import OWN_DATA, Settings
-from fedhur_app.data.experiment import load_interactions_of, prepare_data
+from fedhur_app.data.experiment import load_interactions_of
 from fedhur_app.data.interactions import Interactions
 from fedhur_app.data.partition import assign_clients
-from fedhur_app.data.shards import shard_path
 from fedhur_app.data.split import split_labels
 from fedhur_app.deploy.errors import DeployError
 from fedhur_app.deploy.layout import client_names, numbered
 
-ROWS, SHARD, ITEMS = "interactions.csv", "shard.npz", "items.csv"
+ROWS, ITEMS = "interactions.csv", "items.csv"
 _LABELS = np.array(["train", "valid", "test"])
 
 
@@ -26,8 +24,9 @@ def split_data(settings: Settings, folder: Path, force: bool = False) -> list[Pa
     Where `folder` holds a deployment with as many devices as there are clients, the rows go to the devices' `data/`
     in order of name and the catalogue to `server/`; else to `<folder>/client-<number>` and to `folder`.
 
-    A client's folder gets `interactions.csv` (user, item, rating, timestamp, split; the ids of the data set) and the
-    same rows as `shard.npz`, which the simulation reads. The catalogue is `items.csv` (item, title, genres).
+    A client's folder gets `interactions.csv` (user, item, rating, timestamp, split; the ids of the data set). With
+    `dataset.split.kind: published` the device trains and tests on the same rows as the simulation. The catalogue is
+    `items.csv` (item, title, genres).
 
     Args:
         settings: Data set, split and clients, as a run has them.
@@ -38,27 +37,27 @@ def split_data(settings: Settings, folder: Path, force: bool = False) -> list[Pa
         The clients' folders, in the order of client numbers.
 
     Raises:
-        DeployError: Another number of devices than clients, or files that would be overwritten.
+        DeployError: Another number of devices than clients, a client without rows, or files that would be overwritten.
     """
     if settings.dataset.name == OWN_DATA:
         raise DeployError(f"{OWN_DATA} means rows on devices: name the data set that is to be cut")
     folder = folder.expanduser().resolve()
-    prepared = prepare_data(settings)
-    assert prepared is not None
     data = load_interactions_of(settings)
     split, clients = settings.dataset.split, settings.dataset.clients
     labels = split_labels(data, split.kind, split.ratios, settings.seed)
-    owner = assign_clients(data, labels, clients.kind, clients.number, settings.seed, **clients.options).owner
-    folders, catalogue = _places(folder, prepared.clients)
-    files = [place / name for place in folders for name in (ROWS, SHARD)]
-    if not force and (present := [file for file in [*files, catalogue] if file.exists()]):
+    shared = assign_clients(data, labels, clients.kind, clients.number, settings.seed, **clients.options)
+    client_of = shared.owner[data.users]
+    empty = np.flatnonzero(np.bincount(client_of, minlength=shared.number) == 0)
+    if len(empty):
+        raise DeployError(f"client {empty[0]} would get no rows, and a device needs some: set fewer clients")
+    folders, catalogue = _places(folder, shared.number)
+    files = [*(place / ROWS for place in folders), catalogue]
+    if not force and (present := [file for file in files if file.exists()]):
         raise DeployError(f"{present[0]} exists: choose another folder, or replace it with --force")
     for client, place in enumerate(folders):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_rows(place / ROWS, data, labels, np.flatnonzero(owner[data.users] == client))
-        shutil.copyfile(shard_path(prepared.folder, client), place / SHARD)
-        for name in (ROWS, SHARD):
-            (place / name).chmod(0o600)
+        _write_rows(place / ROWS, data, labels, np.flatnonzero(client_of == client))
+        (place / ROWS).chmod(0o600)
     _write_catalogue(catalogue, data)
     return folders
 

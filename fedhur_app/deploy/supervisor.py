@@ -134,6 +134,8 @@ def explain_node(ending: Ending, node: NodeFolder, refused_seconds: float = 0.0)
         refused_seconds: How long the server has been refusing it.
     """
     text = ending.text
+    if ending.status < 0:  # whatever it said before: this did not end it
+        return f"the SuperNode of {node.name} ended ({_how(ending.status)})", True
     if refused(ending):
         if refused_seconds < HEARTBEAT_SECONDS:
             return (
@@ -155,7 +157,7 @@ def explain_node(ending: Ending, node: NodeFolder, refused_seconds: float = 0.0)
         )
     if "Unable to parse the private key" in text:
         return f"{node.key} is damaged: make a new key with `fedhur deploy rotate`, copy it here, register it", False
-    if "Invalid SuperNode authentication" in text or "401" in text:
+    if "Invalid SuperNode authentication" in text or "401 Unauthorized" in text:
         return (
             "the server no longer accepts this device's signature: its key was removed, or the clocks of device and "
             "server differ by more than some seconds (set both by NTP)",

@@ -132,7 +132,7 @@ class StagedStrategy:
         self.joined: dict[int, str] = {}  # before the present round, see Roll
         # Clients that trained since the last checkpoint: their files are older than their state.
         self._unsaved: set[int] = set()
-        self._settings_json = settings.to_json()
+        self._settings_json = settings.for_clients()
 
     # --- a run --------------------------------------------------------------------------------------------------
 

@@ -72,6 +72,16 @@ def test_nothing_but_counts_goes_to_the_server_in_the_handshake(tmp_path):
     assert (joined["users"], joined["n_items"], joined["unknown_items"]) == (5, len(ITEMS), 0)
 
 
+def test_no_node_is_told_where_files_lie_on_the_server(tmp_path):
+    grid = federation(tmp_path, 2)
+    seen = messages(grid)
+    start(tmp_path / "run", grid, overrides="rounds=1 min_rounds=1")
+    told = [json.loads(str(content.fields["settings"])) for _, _, content in seen if "settings" in content.fields]
+    assert len(told) == 2 * 4  # join, items, personalize, rank
+    assert all(settings["dataset"]["catalogue"] is None for settings in told)
+    assert not any(str(tmp_path) in str(content.fields) for _, _, content in seen)
+
+
 def test_the_catalogue_travels_once(tmp_path):
     grid = federation(tmp_path, 2)
     seen = messages(grid)

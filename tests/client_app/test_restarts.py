@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +14,8 @@ from client_app.device_folder import DeviceFolder
 from client_app.state import ClientState, StateError, StateFolder
 from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, load_settings
 from fedhur_app.files import read_arrays, write_arrays
-from fedhur_app.protocol import Stage, decode
+from fedhur_app.protocol import Content, Stage, decode, encode
+from server_app import handshake
 from server_app.app import app as server_app
 from server_app.stages import RunError
 from tests.devices import federation, forget, restarting, start
@@ -446,6 +447,48 @@ def test_a_late_node_with_a_name_that_is_taken_or_without_room_is_refused(tmp_pa
     start(tmp_path / "two", grid, overrides="dataset.clients.number=2")
     assert "there is no room for 'z'" in caplog.text
     assert all(line["clients"] == 2 for line in history(tmp_path / "two"))
+
+
+def test_a_late_node_that_was_refused_is_asked_again_once_its_fault_is_mended(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(handshake, "REFUSED_ROUNDS", 2)
+    grid = federation(tmp_path)
+    config = list(grid.contexts.values())[2].node_config
+    config["data-path"] = "/nowhere/rows.csv"
+    rounds = {"now": 0}
+
+    def fault(message, client):
+        rounds["now"] = int(message.metadata.group_id.partition("-")[2])
+        if rounds["now"] == 3:
+            config["data-path"] = str(tmp_path / "rows-2.csv")
+
+    grid.fault = fault
+    with_nodes(grid, lambda: [0, 1] if rounds["now"] < 1 else [0, 1, 2])
+    start(tmp_path / "run", grid, overrides="rounds=4 min_rounds=4 server.min_clients=2")
+    assert [line["clients"] for line in history(tmp_path / "run")] == [2, 2, 2, 3]
+    assert caplog.text.count("is refused: node 1002: its data cannot be used") == 1  # before round 2, not before 3
+
+
+def test_other_code_of_one_late_node_does_not_shut_out_the_next(tmp_path, caplog):
+    grid = federation(tmp_path)
+    rounds = {"now": 0}
+
+    def fault(message, client):
+        rounds["now"] = int(message.metadata.group_id.partition("-")[2])
+
+    whole = grid._answer
+
+    def answer(message, *rest):
+        reply = whole(message, *rest)
+        if message.metadata.message_type == Stage.HELLO and message.metadata.dst_node_id == 1001:
+            foreign = Content(decode(reply.content).fields | {"code": "0" * 16})
+            return Message(encode(foreign), reply_to=message)
+        return reply
+
+    grid.fault, grid._answer = fault, answer
+    with_nodes(grid, lambda: [0] if rounds["now"] < 1 else [0, 1, 2])
+    start(tmp_path / "run", grid, overrides="server.min_clients=1")
+    assert [line["clients"] for line in history(tmp_path / "run")] == [1, 2, 2]
+    assert "node 1001 is refused: clients run other code (0000000000000000)" in caplog.text
 
 
 @pytest.mark.parametrize("strategy", ["fecosr", "finetune"])

@@ -330,6 +330,15 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         read(tmp_path)
 
 
+def test_the_only_file_of_a_folder_is_read_whatever_it_is_called(tmp_path):
+    (tmp_path / "mine.csv").write_text("user,item\na,x\n")
+    (tmp_path / ".hidden").write_text("")
+    assert len(read(tmp_path)[0]) == 1
+    (tmp_path / "another.csv").write_text("user,item\na,x\n")
+    with pytest.raises(DataError, match=r"is a folder without a known file"):
+        read(tmp_path)
+
+
 def test_messages_hold_no_ids(tmp_path):
     (tmp_path / "r.csv").write_text(HEAD + "1,2,3,4\nsecret-user,8,secret-item,5\n")
     with pytest.raises(DataError) as caught:
