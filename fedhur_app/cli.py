@@ -378,6 +378,7 @@ def import_(
     rating_col: Annotated[str | None, typer.Option(help="Column of ratings.")] = None,
     time_col: Annotated[str | None, typer.Option(help="Column of times.")] = None,
     market_col: Annotated[str | None, typer.Option(help="Column of markets, of FILE or of the file of users.")] = None,
+    split_col: Annotated[str | None, typer.Option(help="Column with train, valid or test.")] = None,
     min_rating: Annotated[float | None, typer.Option(help="Leave out interactions rated lower.")] = None,
     implicit_zeros: Annotated[
         Literal["keep", "drop"], typer.Option(help="Rating 0 (Book-Crossing: implicit): keep or leave out.")
@@ -408,6 +409,7 @@ def import_(
         rating_col=rating_col,
         time_col=time_col,
         market_col=market_col,
+        split_col=split_col,
         min_rating=min_rating,
         implicit_zeros=implicit_zeros,
         k_core=importing.parse_k_core(k_core),

@@ -46,6 +46,7 @@ class ReadOptions:
         rating_col: Of ratings.
         time_col: Of times.
         market_col: Of markets, in the file of interactions or in that of users.
+        split_col: Of the parts of a split (train, valid, test) that the data come with.
         implicit_zeros: Whether rows with rating 0 (in Book-Crossing: no rating was given) are kept or left out.
         dedupe: Which row of a repeated (user, item) pair stays.
         items: File of the catalogue, with titles and genres where it has them.
@@ -60,6 +61,7 @@ class ReadOptions:
     rating_col: str | None = None
     time_col: str | None = None
     market_col: str | None = None
+    split_col: str | None = None
     implicit_zeros: Literal["keep", "drop"] = "keep"
     dedupe: Which = "last"
     items: Path | None = None
@@ -76,6 +78,7 @@ class ReadOptions:
             "rating": self.rating_col,
             "time": self.time_col,
             "market": self.market_col,
+            "split": self.split_col,
         }
 
 

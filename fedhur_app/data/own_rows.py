@@ -27,6 +27,7 @@ _OPTIONS = {
     "item-col": "item_col",
     "rating-col": "rating_col",
     "time-col": "time_col",
+    "split-col": "split_col",
     "min-rating": "min_rating",
     "on-bad-line": "on_bad_line",
 }

@@ -646,3 +646,23 @@ def test_messages_about_arrays_name_the_file(tmp_path, arrays, message):
     np.savez(tmp_path / "r.npz", **{"user": np.array([1, 2]), "item": np.array([1, 2])} | arrays)
     with pytest.raises(DataError, match=message):
         read(tmp_path / "r.npz")
+
+
+def test_a_column_of_parts_is_the_published_split(tmp_path):
+    path = tmp_path / "r.csv"
+    path.write_text("user,item,split\na,x,train\na,y,Validation\nb,x,test\n")
+    data, taken = read(path)
+    assert data.labels.tolist() == [0, 1, 2]
+    assert taken.columns["split"] == "split"
+    path.write_text("user,item,split\na,x,1\na,y,2\n")  # folds
+    data, taken = read(path)
+    assert data.labels is None
+    assert taken.unused == ["split"]
+    path.write_text("user,item,part\na,x,train\na,y,dev\nb,x,hold-out\n")
+    assert read(path)[0].labels is None
+    with pytest.raises(DataError, match=r"line 4, column 'part': no part of a split; they are called train"):
+        read(path, split_col="part")
+    data, _ = read(path, split_col="part", on_bad_line="skip")
+    assert data.labels.tolist() == [0, 1]
+    pl.DataFrame({"user": ["a", "b"], "item": [1, 2], "split": ["test", "train"]}).write_parquet(tmp_path / "r.parquet")
+    assert read(tmp_path / "r.parquet", split_col="split")[0].labels.tolist() == [2, 0]

@@ -1,5 +1,6 @@
 """A deployment on the loopback interface, with processes that can be killed: made and started by the written files."""
 
+import csv
 import os
 import re
 import shutil
@@ -174,7 +175,7 @@ class Run:
     """`fedhur deploy run` in the background."""
 
     def __init__(self, devices: Devices, output: Path, *more: str, fresh: bool = True) -> None:
-        options = [f"--set={item}" for item in settings_list()] if fresh else []
+        options = [f"--set={item}" for item in [*settings_list(), "dataset.split.kind=published"]] if fresh else []
         self.output = output
         self._process = subprocess.Popen(
             [str(FEDHUR), "deploy", "run", str(devices.server), *options, "--output", str(output), "--verbose", *more],
@@ -215,6 +216,12 @@ def plant(folder: Path) -> str:
 
 def settings_list() -> list[str]:
     return [*SETTINGS.split(), f"rounds={ROUNDS}", f"min_rounds={ROUNDS}"]
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """The rows that a device was given."""
+    with (folder / "data" / "interactions.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
 def planted(folder: Path, node_config: str = "") -> Devices:

@@ -23,7 +23,7 @@ from fedhur_app.data.shards import load_shard
 from fedhur_app.deploy import layout
 from fedhur_app.protocol import Content, encode
 from fedhur_app.runtime import run_local
-from tests.e2e.devices import MARK, NAMES, Devices, Run, planted, settings_list, start_all, wait_until
+from tests.e2e.devices import MARK, NAMES, Devices, Run, planted, rows_of, settings_list, start_all, wait_until
 from tests.running import history, result
 
 LOST = "bert"  # is killed in round 2
@@ -114,7 +114,8 @@ def needles(devices: Devices) -> dict[str, list[bytes]]:
         users = ClientState.load(newest).arrays["model"]["users"].numpy()
         # Half a row: also a part of a table would be found.
         found["user vectors"] += [row[:4].astype("<f4").tobytes() for row in users if np.abs(row).max() > 0]
-        shard = load_shard(devices.place(name) / "data" / "shard.npz")
+        (rows,) = devices.place(name).glob("state/rows-*/shard.npz")
+        shard = load_shard(rows)
         for user in range(shard.n_users):
             items = shard.train.of(user)
             for kind in ("<i8", "<i4", "<i2"):
@@ -163,17 +164,19 @@ def test_every_device_recommends_to_its_own_users(trained):
     """Lists without what the user has, other ones for other users, from the device's files alone."""
     for name in NAMES:
         place = trained.devices.place(name)
-        shard = load_shard(place / "data" / "shard.npz")
+        rows = rows_of(place)
         lists = []
-        for user in range(3):
+        for user in sorted({row["user"] for row in rows})[:3]:
             options = ["--state-dir", str(place / "state"), "--data-path", str(place / "data"), "--json"]
-            shown = CliRunner().invoke(app, ["recommend", *options, "--user", str(shard.users[user])])
+            shown = CliRunner().invoke(app, ["recommend", *options, "--user", user])
             assert shown.exit_code == 0, shown.output
             answer = json.loads(shown.output)
-            items = [int(suggestion["item"]) for suggestion in answer["items"]]
-            has = {int(item) for part in (shard.train, shard.valid, shard.test) for item in part.of(user)}
+            items = [suggestion["item"] for suggestion in answer["items"]]
+            has = {row["item"] for row in rows if row["user"] == user}
             assert (answer["known"], answer["seen"], len(set(items))) == ("trained", len(has), 10)
             assert not has & set(items)
+            for suggestion in answer["items"]:
+                assert suggestion["title"] == suggestion["item"].replace("Item", "Title")
             lists.append(items)
         assert lists[0] != lists[1] != lists[2]
 

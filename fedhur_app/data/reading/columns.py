@@ -1,11 +1,11 @@
-"""Which column is the user, the item, the rating, the time, the market: by name, else by position and content."""
+"""Which column is the user, item, rating, time, market or split: by name, else by position and content."""
 
 import re
 from collections.abc import Mapping, Sequence
 
 from fedhur_app.data.errors import DataError
 
-ROLES = ("user", "item", "rating", "time", "market")
+ROLES = ("user", "item", "rating", "time", "market", "split")
 # Names without capital letters, blanks, dashes and underscores. Where two of them are there the earlier one counts.
 NAMES: dict[str, tuple[str, ...]] = {
     "user": (
@@ -72,7 +72,10 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("reviewtime", "ratedat", "tstamp"),
     ),
     "market": ("market", "marketid"),
+    "split": ("split",),
 }
+# How parts of a split are called; small letters.
+PARTS = {"train": 0, "training": 0, "valid": 1, "validation": 1, "val": 1, "dev": 1, "test": 2}
 # Names that say that a line is a header, though the columns are not used here.
 _OTHER_NAMES = {
     *("title", "movietitle", "booktitle", "genres", "genre", "categories", "class", "name", "id", "url", "pictureurl"),
@@ -121,7 +124,7 @@ def find_columns(
     Args:
         place: Name of the file, for messages.
         header: Names of the columns, None if they have none.
-        rows: Some rows of cells, to tell ratings from times where there is no header.
+        rows: Some rows of cells, to tell ratings from times where there is no header, and splits from other columns.
         given: Name, or number from 1 on, of the column of a role, where people named it.
         columns: Number of columns.
 
@@ -142,6 +145,9 @@ def find_columns(
             number = next(
                 (plain.index(name) for name in names if name in plain and plain.index(name) not in taken), None
             )
+            # A column of that name may number folds: only one with the names of the parts is a split.
+            if role == "split" and number is not None and not _holds_parts(rows, number):
+                continue
             if role not in found and number is not None:
                 found[role] = number
                 taken.add(number)
@@ -154,6 +160,10 @@ def find_columns(
             where = ", line 1" if header is not None else ""
             raise DataError(f"{place}{where}: there is no column for the {role} ({shown}); name it with --{role}-col")
     return {role: found[role] for role in ROLES if role in found}
+
+
+def _holds_parts(rows: Sequence[Sequence[str]], number: int) -> bool:
+    return bool(rows) and all(row[number].strip().lower() in PARTS for row in rows)
 
 
 def _given(place: str, role: str, name: str, header: Sequence[str] | None, columns: int) -> int:

@@ -152,7 +152,7 @@ def read_parquet(
                 raise DataError(
                     f"{path}, column '{columns[role]}': ids must be integers or text, not {schema[columns[role]]}"
                 )
-        for role in ("rating", "time"):
+        for role in ("rating", "time", "split"):
             if role in columns and schema[columns[role]].is_nested():
                 raise DataError(f"{path}, column '{columns[role]}': numbers are needed, not {schema[columns[role]]}")
         rows = table.select(pl.col(name).alias(role) for role, name in columns.items()).collect()

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from fedhur_app.data.interactions import Coded
+from fedhur_app.data.reading.columns import PARTS
 from fedhur_app.data.reading.rows import Problem
 from fedhur_app.data.reading.tally import Tally
 
@@ -66,7 +67,7 @@ class Columns:
 
 
 class Collector:
-    """Takes frames with the columns line, user, item and, if there are any, rating, time and market.
+    """Takes frames with the columns line, user, item and, if there are any, rating, time, market and split.
 
     Args:
         names: How each column is called in messages.
@@ -104,6 +105,9 @@ class Collector:
         if "time" in frame.columns:
             numbers["time"] = _times(frame["time"])
             problems += _unreadable(frame, "time", numbers["time"], self._names["time"])
+        if "split" in frame.columns:
+            numbers["split"] = _parts(frame["split"])
+            problems += _unreadable(frame, "split", numbers["split"], self._names["split"])
         if numbers:
             frame = frame.with_columns(**numbers)
         self.tally.note(problems)
@@ -146,7 +150,7 @@ class Collector:
             ratings=arrays.get("rating"),
             times=arrays.get("time"),
             markets=coded.get("market"),
-            labels=arrays.get("label"),
+            labels=arrays.get("split", arrays.get("label")),
             sample=pl.DataFrame() if self._sample is None else self._sample,
             zeros=self._zeros,
         )
@@ -189,14 +193,21 @@ def _unreadable(frame: pl.DataFrame, role: str, values: pl.Series, name: str) ->
 
 
 def _wrong_number(text: str | None, role: str) -> str:
-    what = "rating" if role == "rating" else "time"
     if not text:
-        return f"the {what} is empty"
+        return f"the {role} is empty"
+    if role == "split":
+        return f"no part of a split; they are called {', '.join(PARTS)}"
     if text.lower().lstrip("+-") in _NOT_FINITE:
-        return f"the {what} is not a finite number"
+        return f"the {role} is not a finite number"
     if role == "rating":
         return "not a finite number" + (" (2,5 has to be 2.5)" if re.fullmatch(r"[+-]?\d+,\d+", text) else "")
     return "not a whole number of seconds (or another unit), nor a date such as 2026-11-30 or 2026-11-30T09:30:00Z"
+
+
+def _parts(cells: pl.Series) -> pl.Series:
+    """Int8: 0 train, 1 validation, 2 test; null where a cell is none of these."""
+    names = cells.cast(pl.String).str.strip_chars().str.to_lowercase()
+    return names.replace_strict(PARTS, default=None, return_dtype=pl.Int8)
 
 
 def _ratings(cells: pl.Series) -> pl.Series:
