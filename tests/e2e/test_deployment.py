@@ -1,7 +1,7 @@
 """A real federation on the loopback: TLS, device keys, processes that are killed.
 
-One run serves all tests of this file: three devices train, one of them is killed in round 2 and comes back. It takes
-minutes, so it is run by hand, as those that wait for heartbeats are (`pytest -m slow tests/e2e`).
+One run serves all tests of this file: three devices train, one of them is killed in round 2 and comes back. What waits
+for heartbeats is in test_absent_devices.py and run by hand.
 """
 
 import http.client
@@ -27,7 +27,7 @@ from tests.e2e.devices import MARK, NAMES, Devices, Run, planted, rows_of, setti
 from tests.running import history, result
 
 LOST = "bert"  # is killed in round 2
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
 @dataclass
