@@ -29,6 +29,8 @@ OWN_DATA = "own-data"
 KINDS_OF_DATA = ("one-user", "market", "column", "file", "published")
 
 # Models that an algorithm can train, where it cannot train every kind.
+# Algorithms whose local training is the recommendation loss alone.
+_CLOSED_FORM = ("fedhur", "fedavg", "local", "fedca", "finetune")
 _MODEL_KINDS = {
     "fedhur": ("mf", "lightgcn"),
     "pfedrec": ("mf",),
@@ -181,6 +183,7 @@ class ModelSettings(Section):
 class TrainSettings(Section):
     """Local training (eq. 1)."""
 
+    solver: Literal["gradient", "als"]
     loss: Literal["bpr", "bce", "mse", "elementwise"]
     optimizer: Literal["adam", "sgd"]
     lr: PositiveFloat
@@ -192,6 +195,14 @@ class TrainSettings(Section):
     batch_size: Positive
     negatives: Positive
     keep_optimizer_state: bool
+
+
+class AlsSettings(Section):
+    """Local training in closed form (`train.solver: als`)."""
+
+    unobserved_weight: PositiveFloat
+    l2: PositiveFloat
+    anchor: Literal["zero", "received"]
 
 
 class UserRefitSettings(Section):
@@ -463,6 +474,7 @@ class Settings(Section):
     dataset: DatasetSettings
     model: ModelSettings
     train: TrainSettings
+    als: AlsSettings
     user_refit: UserRefitSettings
     hierarchy: HierarchySettings
     relation: RelationSettings
@@ -558,6 +570,14 @@ class Settings(Section):
                     f"user_refit needs scores that are dot products, which those of model.kind {kind} are not: set "
                     "user_refit.enabled=false"
                 )
+        if self.train.solver == "als" and (
+            self.algorithm not in _CLOSED_FORM or self.model.kind != "mf" or self.model.user_bias
+        ):
+            raise ValueError(
+                "train.solver als fits plain matrix factorisation (model.kind mf without user_bias) and nothing beside "
+                f"it; it works with algorithm {', '.join(_CLOSED_FORM)}, and this is {self.algorithm}, model.kind "
+                f"{self.model.kind}"
+            )
         if self.model.user_bias and self.model.kind != "mf":
             raise ValueError(f"model.user_bias belongs to model.kind mf, not {self.model.kind}")
         if self.model.user_bias and self.train.loss == "elementwise":

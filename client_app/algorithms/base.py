@@ -14,6 +14,7 @@ from client_app.state import ClientState
 from fedhur_app.config import Settings
 from fedhur_app.data.shards import Shard, UserItems
 from fedhur_app.evaluation.ranking import METRICS, NonFiniteScoresError, RankSums, UserRanks, rank_users
+from fedhur_app.models.als import train_implicit
 from fedhur_app.models.base import Recommender
 from fedhur_app.models.factory import initial_parameters, recommender
 from fedhur_app.models.mf import MatrixFactorization
@@ -134,6 +135,8 @@ class ClientAlgorithm:
     def train(self) -> dict[str, float | int]:
         """Local epochs on the training rows (eq. 1); returns the counts and losses that the server may know."""
         settings = self.settings.train
+        if settings.solver == "als":
+            return self._train_closed_form()
         options = TrainingOptions(
             epochs=settings.epochs,
             tolerance=settings.tolerance,
@@ -160,11 +163,21 @@ class ClientAlgorithm:
         if settings.keep_optimizer_state:
             moments = self.report.optimizer_state
             self.state.arrays["optimizer"] = {key: value.cpu() for key, value in moments.items()}
-        return {
-            "examples": self.report.examples,
-            "loss_sum": self.report.loss_sum,
-            "skipped_users": self.report.skipped_users,
-        }
+        return _told(self.report)
+
+    def _train_closed_form(self) -> dict[str, float | int]:
+        als = self.settings.als
+        users, items, self.report = train_implicit(
+            self.state.arrays["model"]["items"].to(self.device),
+            self.shard.train,
+            self.settings.train.epochs,
+            als.unobserved_weight,
+            als.l2,
+            anchored=als.anchor == "received",
+        )
+        if self.report.examples:
+            self.set_model({"users": users, "items": items})
+        return _told(self.report)
 
     def set_model(self, parameters: dict[str, Tensor]) -> None:
         """Replace (some of) the model's parameters."""
@@ -283,6 +296,10 @@ class ClientAlgorithm:
         """Take the last answer of the round; returns fields for the reply. By default it replaces what is shared."""
         self.set_model(request.record("table"))
         return {}
+
+
+def _told(report: TrainingReport) -> dict[str, float | int]:
+    return {"examples": report.examples, "loss_sum": report.loss_sum, "skipped_users": report.skipped_users}
 
 
 def _prefixed(split: str, sums: RankSums) -> dict[str, float | int]:
