@@ -220,6 +220,8 @@ class HierarchySettings(Section):
     flat: bool
     flat_groups: Positive
     refresh_every: Positive
+    features: Literal["mean", "spectral"]
+    smoothing: Annotated[float, Field(ge=0, lt=1)]
 
 
 class RelationSettings(Section):

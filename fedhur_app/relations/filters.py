@@ -71,6 +71,30 @@ def mean_table(tables: Tables) -> torch.Tensor:
     return torch.cat([torch.stack([table[i : i + count] for table in tables]).mean(dim=0) for i in starts])
 
 
+def smoothed_tables(tables: Sequence[torch.Tensor], level: Level) -> list[torch.Tensor]:
+    """Tables in which every item has the mean direction of its group, at its own length (beyond the paper).
+
+    With the item's length over all clients, ``n_i^2 = mean_k |e_ki|^2``, the row of item ``i`` in group ``g`` is
+    ``n_i mean_{j in g} e_kj / n_j``. The mean Gram of these tables is ``S_g`` with cosines averaged over groups: items
+    with few interactions get what their group knows.
+
+    Args:
+        tables: ``K`` item tables ``(I, d)``.
+        level: Whose groups.
+
+    Returns:
+        ``K`` tables ``(I, d)``.
+    """
+    squares = torch.stack([table.double().square().sum(dim=1) for table in tables]).mean(dim=0)
+    lengths = squares.sqrt().to(tables[0])[:, None]
+    inverse = torch.where(lengths > 0, 1 / lengths.clamp_min(torch.finfo(lengths.dtype).tiny), 0)
+    # Items that no client knows have no direction: they must not shorten the mean of their group.
+    known = torch.bincount(level.labels[lengths[:, 0] > 0], minlength=level.n_groups).clamp_min(1)[:, None]
+    return [
+        lengths * (sum_rows(table * inverse, level.labels, level.n_groups) / known)[level.labels] for table in tables
+    ]
+
+
 def blocks_of(values: torch.Tensor, level: Level, chosen: slice = slice(None)) -> torch.Tensor:
     """Rows of groups ``(..., m, d)`` laid out in (the chosen) blocks ``(..., B, b, d)``, zero in the padding."""
     # index_select copies rows six times as fast as indexing does.

@@ -129,6 +129,24 @@ class Hierarchy:
         return cls(tuple(reversed(levels)))
 
 
+def item_directions(vectors: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Rows of ``V diag(sqrt(w))`` with length 1: what to cluster so that groups depend on directions in ``S_g`` only.
+
+    The mean of the clients' tables is the paper's choice. It means nothing where tables are rotated against each other,
+    and its rows differ most in length, which is popularity.
+
+    Args:
+        vectors: Eigenvectors ``(I, r)`` of ``S_g``.
+        values: Eigenvalues ``(r,)``.
+
+    Returns:
+        ``(I, r)``; items of which ``S_g`` knows nothing have zero rows.
+    """
+    rows = vectors * values.clamp_min(0).sqrt()
+    lengths = rows.norm(dim=1, keepdim=True)
+    return torch.where(lengths > 0, rows / lengths.clamp_min(torch.finfo(rows.dtype).tiny), 0)
+
+
 def build_hierarchy(items: torch.Tensor, branching: Sequence[int], seed: int) -> Hierarchy:
     """Split items into groups, and every group again, by seeded k-means on one thread.
 

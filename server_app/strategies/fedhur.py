@@ -22,8 +22,9 @@ from fedhur_app.relations.filters import (
     mean_table,
     pack_blocks,
     rows_of,
+    smoothed_tables,
 )
-from fedhur_app.relations.hierarchy import Hierarchy, build_hierarchy
+from fedhur_app.relations.hierarchy import Hierarchy, build_hierarchy, item_directions
 from fedhur_app.relations.matching import (
     EnergyScores,
     both_scores,
@@ -95,25 +96,35 @@ class Server(StagedStrategy):
         self.uploaded = trained or list(replies)
         self.tables = [replies[client].record("table")["items"] for client in self.uploaded]
         self._check_size(round_)
-        vectors, values = mean_gram_eigenpairs(
-            self.tables, settings.rank, previous_basis=self.basis, seed=settings.seed
-        )
-        self.spectrum = (vectors, values)
-        self.basis = vectors
-        statistics: dict[str, Any] = {
-            "global_filter": {
-                "norm": float(values.norm()),
-                "effective_rank": float(values.sum() ** 2 / values.square().sum().clamp_min(1e-30)),
-            }
-        }
+        self.spectrum = self._eigenpairs(self.tables)
+        statistics: dict[str, Any] = {}
         if self.relation.kind != "none":
             if self.hierarchy is None or (round_ - 1) % settings.hierarchy.refresh_every == 0:
-                branching = (
-                    [settings.hierarchy.flat_groups] if settings.hierarchy.flat else settings.hierarchy.branching
-                )
-                self.hierarchy = build_hierarchy(mean_table(self.tables), branching, settings.seed)
+                self.hierarchy = self._new_hierarchy()
             statistics["groups"] = [level.n_groups for level in self.hierarchy.levels]
+            if share := settings.hierarchy.smoothing:
+                smooth = smoothed_tables(self.tables, self.hierarchy.leaf)
+                parts = ((1 - share, self.tables), (share, smooth))
+                # Twice as many tables: each counts half in the mean.
+                self.spectrum = self._eigenpairs([table * (2 * part) ** 0.5 for part, own in parts for table in own])
+        _, values = self.spectrum
+        statistics["global_filter"] = {
+            "norm": float(values.norm()),
+            "effective_rank": float(values.sum() ** 2 / values.square().sum().clamp_min(1e-30)),
+        }
         return statistics
+
+    def _eigenpairs(self, tables: list[Tensor]) -> tuple[Tensor, Tensor]:
+        pairs = mean_gram_eigenpairs(tables, self.settings.rank, previous_basis=self.basis, seed=self.settings.seed)
+        self.basis = pairs[0]
+        return pairs
+
+    def _new_hierarchy(self) -> Hierarchy:
+        hierarchy = self.settings.hierarchy
+        branching = [hierarchy.flat_groups] if hierarchy.flat else hierarchy.branching
+        spectral = hierarchy.features == "spectral"
+        rows = item_directions(*self.spectrum) if spectral else mean_table(self.tables)
+        return build_hierarchy(rows, branching, self.settings.seed)
 
     def _check_size(self, round_: int) -> None:
         """Finite tables whose Gram is not: name the client before it spoils the mean."""

@@ -13,8 +13,10 @@ from fedhur_app.relations.filters import (
     mean_table,
     pack_blocks,
     rows_of,
+    smoothed_tables,
     unpack_blocks,
 )
+from fedhur_app.relations.hierarchy import Level
 from tests.relations import brute
 
 BRANCHINGS = [(4,), (3, 3), (2, 3, 2), (2, 2, 2, 2, 2)]
@@ -265,3 +267,32 @@ def test_krylov_finds_a_large_eigenvalue_outside_the_warm_start_and_ignores_nega
     vectors, found = eigen.top_eigenpairs(lambda x: values[:, None] * x, start, 2)
     torch.testing.assert_close(found, values[:2], rtol=1e-6, atol=0)
     torch.testing.assert_close(vectors.abs(), torch.eye(300)[:, :2].double(), rtol=0, atol=1e-4)
+
+
+def test_smoothing_averages_cosines_over_groups_and_keeps_lengths():
+    generator = torch.Generator().manual_seed(3)
+    tables = [torch.randn(12, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
+    for table in tables:
+        table[7] = 0  # nobody knows this item
+    labels = torch.tensor([0, 0, 1, 1, 1, 2, 2, 0, 1, 2, 0, 2])
+    level = Level.from_labels(labels, torch.zeros(3, dtype=torch.long))
+    found = sum(table @ table.T for table in smoothed_tables(tables, level)) / 3
+    gram = sum(table @ table.T for table in tables) / 3
+    lengths = gram.diagonal().sqrt()
+    for i in range(12):
+        for j in range(12):
+            cosines = [
+                gram[a, b] / (lengths[a] * lengths[b])
+                for a in range(12)
+                for b in range(12)
+                if labels[a] == labels[i] and labels[b] == labels[j] and lengths[a] > 0 and lengths[b] > 0
+            ]
+            expected = lengths[i] * lengths[j] * sum(cosines) / len(cosines)
+            assert found[i, j] == pytest.approx(float(expected), abs=1e-10)
+
+
+def test_smoothing_over_groups_of_one_item_changes_nothing():
+    tables = list(torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+    level = Level.from_labels(torch.arange(5), torch.zeros(5, dtype=torch.long))
+    for table, smooth in zip(tables, smoothed_tables(tables, level), strict=True):
+        assert torch.allclose(table, smooth)

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhur_app.relations.hierarchy import Hierarchy, build_hierarchy
+from fedhur_app.relations.filters import mean_gram_eigenpairs
+from fedhur_app.relations.hierarchy import Hierarchy, build_hierarchy, item_directions
 from tests.relations import brute
 
 
@@ -142,3 +143,20 @@ def test_a_real_size_takes_seconds_at_most():
     # About 0.4 s; the bound only catches a change of order of magnitude on a busy machine.
     assert time.perf_counter() - started < 10
     assert 800 < hierarchy.leaf.n_groups <= 1682
+
+
+def test_directions_do_not_depend_on_the_coordinates_of_the_clients():
+    generator = torch.Generator().manual_seed(0)
+    tables = list(torch.randn(3, 20, 5, generator=generator, dtype=torch.float64))
+    tables[1][4] = tables[0][4] = tables[2][4] = 0
+    rotated = [
+        table @ torch.linalg.qr(torch.randn(5, 5, generator=generator, dtype=torch.float64))[0] for table in tables
+    ]
+    first, second = (item_directions(*mean_gram_eigenpairs(each, 15)) for each in (tables, rotated))
+    cosines = first @ first.T
+    assert torch.allclose(cosines, second @ second.T, atol=1e-6)
+    gram = sum(table @ table.T for table in tables)
+    known = gram.diagonal() > 0
+    lengths = gram.diagonal().sqrt()[known]
+    assert torch.allclose(cosines[known][:, known], (gram[known][:, known] / lengths / lengths[:, None]), atol=1e-6)
+    assert (first[4] == 0).all()
