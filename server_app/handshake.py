@@ -155,9 +155,10 @@ class Register:
         resumed = self.progress.round > 0
         runner = StageRunner(self.grid, members, quorum, settings.server.stage_timeout, self.progress.trained)
         joined = self._join(runner, {client: hellos[node] for client, node in members.items()}, self.progress.round)
-        for client, fields in joined.items():
-            if problem := self._problem(fields):
-                raise RunError(f"{self._who(client)}: {problem}")
+        problems = {client: self._problem(fields) for client, fields in joined.items()}
+        # All at once: each is mended on another machine, by somebody else.
+        if wrong := [f"{self._who(client)}: {problem}" for client, problem in problems.items() if problem]:
+            raise RunError("; ".join(wrong))
         self.fleet = Fleet(self.fleet.nodes, _one_size(joined.values()), {}, {}, run=self.run)
         for client, fields in joined.items():
             self._enter(client, members[client], fields, said=resumed or settings.client.continue_)
@@ -187,8 +188,8 @@ class Register:
             name = str(fields["name"])
             if name in by_name:
                 raise RunError(
-                    f"two nodes ({by_name[name]} and {node}) both claim to be {name!r}: give each SuperNode a "
-                    "state-dir, or a client in its node config, of its own"
+                    f"two nodes ({by_name[name]} and {node}) both claim to be {name!r}: give each a name of its own "
+                    "(`name` in node.toml, or client in the node config), or a state-dir of its own"
                 )
             by_name[name] = node
         return by_name

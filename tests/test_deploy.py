@@ -4,6 +4,8 @@ import asyncio
 import configparser
 import contextlib
 import os
+import re
+import signal
 import socket
 import ssl
 import stat
@@ -13,7 +15,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -140,6 +142,7 @@ def test_a_deployment_is_not_overwritten(deployment):
         (["--host", "https://fed.example.org"], "without https://"),
         (["--host", "fed.example.org:9092"], "without a port"),
         (["--root", "opt"], "begins with /"),
+        (["--clients", 3, "--names", "x,y"], "contradict each other"),
     ],
 )
 def test_impossible_options_write_nothing(tmp_path, options, words):
@@ -221,6 +224,21 @@ def test_mistakes_in_settings_are_named(deployment, old, new, words):
     assert done.exit_code == 2
     assert words in done.stderr
     assert "node.toml" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[node-config]", "[node-config]\nitem_col = 'sku'", "unknown entry 'item_col'; did you mean 'item-col'?"),
+        ('name = "a"', 'name = "a b"', "name = 'a b' cannot be a device's name"),
+        ("port = 9094", "port = 99999", "must be between 1 and 65535"),
+    ],
+)
+def test_settings_that_only_a_run_would_trip_over_are_refused_at_the_start(deployment, old, new, words):
+    file = deployment / "clients" / "a" / "node.toml"
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(DeployError, match=re.escape(words)):
+        read_node(deployment / "clients" / "a")
 
 
 def test_a_folder_that_is_none_and_one_that_lacks_its_key(deployment, tmp_path):
@@ -447,6 +465,15 @@ def test_what_cannot_get_better_ends(fake):
         supervisor.run_node(node, lambda line: None)
 
 
+def test_a_damaged_key_is_named_when_the_dead_supernode_cannot_sign_off(fake):
+    node, _ = fake
+    node.home.mkdir()
+    (node.home / "online").write_text("77")
+    node.key.write_text("damaged")
+    with pytest.raises(DeployError, match=r"node.key is damaged: make a new key"):
+        supervisor.run_node(node, lambda line: None)
+
+
 def test_a_stopped_supervisor_leaves_nobody_behind(fake, monkeypatch):
     node, script = fake
     pids = script.with_name("pids")
@@ -559,9 +586,67 @@ def test_orders_to_a_superlink_that_is_not_there(deployment):
         port = server.getsockname()[1]
     file = deployment / "server" / "superlink.toml"
     file.write_text(file.read_text().replace("9092", str(port)))
-    done = invoke("register", deployment / "server")
+    for order in ("register", "run"):
+        done = invoke(order, deployment / "server")
+        assert done.exit_code == 2
+        assert "nothing listens" in done.stderr
+        assert "superlink.toml" in done.stderr
+    assert not (deployment / "server" / "runs").exists()
+
+
+def test_a_catalogue_that_cannot_be_read_starts_no_run(deployment, monkeypatch):
+    monkeypatch.setattr(orders, "problem_of", lambda address, authority: "")
+    monkeypatch.setattr(orders, "run_deployed", lambda server, config, on_line: "a run was started")
+    (deployment / "server" / "items.csv").write_text("sku,name\nB-17,The Map\n")
+    done = invoke("run", deployment / "server")
     assert done.exit_code == 2
-    assert "nothing listens" in done.stderr
+    assert "items.csv, line 1: there is no column" in done.stderr
+    assert not (deployment / "server" / "runs").exists()
+
+
+class FakeFlwr:
+    """The command `flwr` of a SuperLink: starts a run by a script, and knows nothing of it afterwards."""
+
+    environment: ClassVar[dict[str, str]] = dict(os.environ)
+
+    def __init__(self, server: Any) -> None:
+        server.home.mkdir(exist_ok=True)
+
+    def command(self, *arguments: str) -> list[str]:
+        return ["echo", "Successfully started run 7"]
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        raise DeployError("`flwr list` failed: Connection to the SuperLink is unavailable.")
+
+
+def test_a_superlink_that_ended_during_the_run_is_named(deployment, monkeypatch):
+    monkeypatch.setattr(orders, "_Flwr", FakeFlwr)
+    monkeypatch.setattr(orders, "problem_of", lambda address, authority: "nothing listens")
+    with pytest.raises(DeployError, match=r"the SuperLink ended during the run \(nothing listens\)"):
+        orders.run_deployed(read_server(deployment), {}, lambda line: None)
+
+
+def test_a_run_is_stopped_when_its_command_is_told_to_end(deployment, monkeypatch):
+    stopped: list[int] = []
+
+    def until_told(*_: Any) -> str:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        except SystemExit as end:
+            stopped.append(int(str(end.code)))
+            raise
+        return "nobody told it"
+
+    monkeypatch.setattr(orders, "problem_of", lambda address, authority: "")
+    monkeypatch.setattr(orders, "run_deployed", until_told)
+    earlier = signal.signal(signal.SIGTERM, lambda *_: None)  # if nobody takes the signal, only this test fails
+    try:
+        done = invoke("run", deployment / "server", "--output", deployment / "run")
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+    assert stopped == [128 + signal.SIGTERM]
+    assert done.exit_code == 128 + signal.SIGTERM
 
 
 # ---- a data set for a trial

@@ -29,7 +29,7 @@ _Set = Annotated[
 @app.command()
 def init(
     folder: _Deployment,
-    clients: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of devices (default: 1).")] = None,
     names: _Names = "",
     host: _Hosts = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the server.")] = 9092,
@@ -50,7 +50,7 @@ def init(
 @app.command()
 def add(
     folder: _Deployment,
-    clients: Annotated[int, typer.Option(min=1, help="Number of further devices.")] = 1,
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of further devices (default: 1).")] = None,
     names: _Names = "",
     root: _Root = "/opt/fedhur",
 ) -> None:
@@ -154,10 +154,13 @@ def run(
     """Train on the devices; on the server, whose SuperLink must be running."""
     from fedhur_app import cli
     from fedhur_app.config import OWN_DATA
-    from fedhur_app.deploy.orders import device_count, run_deployed
+    from fedhur_app.data.item_catalogue import read_catalogue
+    from fedhur_app.deploy.orders import check_server, device_count, run_deployed
     from fedhur_app.deploy.settings import read_server
+    from fedhur_app.flower_runner import signals_raise
 
     where = read_server(server)
+    check_server(where)  # before a folder is made for nothing
     changes = list(set_ or [])
     if resume is None:
         if not any(change.startswith("dataset.clients.number=") for change in changes):
@@ -167,6 +170,8 @@ def run(
         settings, overrides = cli.new_settings(
             OWN_DATA, strategy or "fedhur", 1 if seed is None else seed, rounds, changes
         )
+        if settings.dataset.catalogue:
+            read_catalogue(Path(settings.dataset.catalogue).expanduser())  # a mistake in it is told at once
         default = where.folder / "runs" / f"{settings.strategy}-seed{settings.seed}-{cli.now_text()}".replace("/", "-")
         folder = cli.output_folder(output or default, OWN_DATA, settings)
     else:
@@ -177,16 +182,21 @@ def run(
     again = f"fedhur deploy run {shlex.quote(str(server))}"
 
     def begin(config: dict[str, str | int], on_line: Callable[[str], None]) -> str:
-        return run_deployed(where, config, on_line)
+        # A run that nobody follows any more would go on, and a second one could be started in its folder.
+        with signals_raise():
+            return run_deployed(where, config, on_line)
 
     raise typer.Exit(cli.execute(run_config, settings, folder, "deployment", verbose, begin, again))
 
 
-def _wanted(names: str, clients: int, taken: list[str] | tuple[str, ...]) -> list[str]:
+def _wanted(names: str, clients: int | None, taken: list[str] | tuple[str, ...]) -> list[str]:
+    from fedhur_app.deploy.errors import DeployError
     from fedhur_app.deploy.layout import numbered
 
     listed = [name.strip() for name in names.split(",") if name.strip()]
-    return listed or numbered(clients, taken)
+    if listed and clients not in (None, len(listed)):
+        raise DeployError(f"--clients {clients} and {len(listed)} --names contradict each other: leave out --clients")
+    return listed or numbered(clients or 1, taken)
 
 
 def _say(line: str) -> None:

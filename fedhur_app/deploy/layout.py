@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedhur_app.deploy import keys, texts
 from fedhur_app.deploy.errors import DeployError
-from fedhur_app.deploy.settings import NODE_FILE, SERVER_FILE, read_node
+from fedhur_app.deploy.settings import NAME, NODE_FILE, SERVER_FILE, read_node
 from fedhur_app.files import replacing, write_text
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
@@ -20,7 +20,6 @@ NODE_PORT = 9094  # of the first device; the others count on, so that all of the
 DAYS = 825
 AUTHORITY_DAYS = 3650
 ROOT = "/opt/fedhur"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
@@ -163,7 +162,7 @@ def check_names(names: Sequence[str]) -> None:
     if not names:
         raise DeployError("a deployment needs a device at least")
     for place, name in enumerate(names):
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise DeployError(f"{name!r} cannot be a device's name: letters, digits, '.', '_' and '-', 63 at most")
         if name in names[:place]:
             raise DeployError(f"two devices cannot both be called {name!r}")

@@ -131,11 +131,34 @@ def run_deployed(server: ServerFolder, run_config: Mapping[str, str | int], on_l
         raise
     if not run_id:
         raise DeployError(f"Flower did not start the run: {' '.join(_BOX.sub(' ', ' '.join(last)).split())}")
-    run = flwr.json("list", "--run-id", run_id)["runs"][0]
+    try:
+        run = flwr.json("list", "--run-id", run_id)["runs"][0]
+    except DeployError as error:
+        if problem := problem_of(_address(server), server.authority):
+            raise DeployError(
+                f"the SuperLink ended during the run ({problem}); its start.sh or service says why. Start it "
+                "again, then continue the run"
+            ) from error
+        raise
     status, details = str(run["status"]), _ANSI.sub("", str(run.get("status-details") or "")).strip()
     if status == COMPLETED:
         return ""
     return f"Flower's status of run {run_id} is {status}" if details in ("", "N/A") else details
+
+
+def check_server(server: ServerFolder) -> None:
+    """See that the SuperLink of a folder answers.
+
+    Raises:
+        DeployError: Nobody answers, or somebody else.
+    """
+    if problem := problem_of(_address(server), server.authority):
+        raise DeployError(f"the SuperLink of {server.folder} cannot be asked: {problem}")
+
+
+def _address(server: ServerFolder) -> str:
+    host = server.host if server.host not in ("0.0.0.0", "::", "") else "127.0.0.1"
+    return f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
 
 
 def _connect(server: ServerFolder) -> "SuperLinkConnection":
@@ -147,10 +170,8 @@ def _connect(server: ServerFolder) -> "SuperLinkConnection":
     from flwr.cli.typing import SuperLinkConnection
 
     server.home.mkdir(mode=0o700, exist_ok=True)
-    host = server.host if server.host not in ("0.0.0.0", "::", "") else "127.0.0.1"
-    address = f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
-    if problem := problem_of(address, server.authority):
-        raise DeployError(f"the SuperLink of {server.folder} cannot be asked: {problem}")
+    check_server(server)
+    address = _address(server)
     # Flower wants a whole path here: the file is written anew each time, the folder may have moved.
     connection = {"address": address, "root-certificates": str(server.authority)}
     text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{toml_text(connection)}'

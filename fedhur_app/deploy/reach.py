@@ -64,7 +64,10 @@ def problem_of(address: str, authority: Path) -> str:
     except TimeoutError:
         return f"no answer from {address} within {_TIMEOUT:.0f} s: is the port open in the server's firewall?"
     except ConnectionRefusedError:
-        return f"nothing listens at {address}: start the server (server/start.sh), or correct `superlink` in node.toml"
+        return (
+            f"nothing listens at {address}: start the server (server/start.sh), or correct the address (`superlink` in "
+            "node.toml, on the server `host` and `port` in superlink.toml)"
+        )
     except OSError as error:
         return f"no connection with {address}: {error.strerror or error}"
 

@@ -3,6 +3,8 @@
 Paths in them are relative to the file's own folder, so that a folder can be moved.
 """
 
+import difflib
+import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,13 @@ SERVER_FILE, NODE_FILE = "superlink.toml", "node.toml"
 _Value = str | int | float | bool
 _NODE_KEYS = {"name": str, "superlink": str, "port": int, "data-path": str, "state-dir": str}
 _SERVER_KEYS = {"host": str, "port": int, "operators": list}
+# Entries of the node config that FedHUR knows (docs/protocol.md). Others are allowed: an own strategy may read them.
+_KNOWN = (
+    *("client", "data-path", "state-dir", "seed-secret", "data-format", "user-col", "item-col", "rating-col"),
+    *("time-col", "split-col", "min-rating", "on-bad-line"),
+)
+# Names of devices, as the handshake of a run takes them.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
@@ -145,6 +154,14 @@ def read_node(folder: Path) -> NodeFolder:
     extra = content.get("node-config", {})
     if wrong := [key for key, value in extra.items() if not isinstance(value, _Value)]:
         raise DeployError(f"{folder / NODE_FILE}: [node-config] {wrong[0]} must be a text, a number, true or false")
+    for key in set(extra) - set(_KNOWN):
+        if near := difflib.get_close_matches(key.lower().replace("_", "-"), _KNOWN, 1, 0.8):
+            raise DeployError(f"{folder / NODE_FILE}: [node-config] unknown entry {key!r}; did you mean {near[0]!r}?")
+    if not NAME.fullmatch(content["name"]):
+        raise DeployError(
+            f"{folder / NODE_FILE}: name = {content['name']!r} cannot be a device's name: letters, digits, '.', '_' "
+            "and '-', 63 at most"
+        )
     if not isinstance(content.get("warm", True), bool):
         raise DeployError(f"{folder / NODE_FILE}: warm must be true or false")
     _need(folder, ("ca.crt", "node.key"), "copy the device's whole folder again")
@@ -186,6 +203,8 @@ def _read(path: Path, keys: dict[str, type], optional: tuple[str, ...]) -> dict[
             raise DeployError(f"{path}: the entry {key!r} is missing")
         if not isinstance(content[key], kind):
             raise DeployError(f"{path}: {key} = {content[key]!r} must be a {_WORDS[kind]}")
+    if not 0 < content["port"] < 65536:
+        raise DeployError(f"{path}: port = {content['port']} must be between 1 and 65535")
     if unknown := sorted(set(content) - set(keys) - set(optional)):
         raise DeployError(f"{path}: unknown entry {unknown[0]!r}; known are {', '.join([*keys, *optional])}")
     return content

@@ -156,7 +156,7 @@ def explain_node(ending: Ending, node: NodeFolder, refused_seconds: float = 0.0)
             False,
         )
     if "Unable to parse the private key" in text:
-        return f"{node.key} is damaged: make a new key with `fedhur deploy rotate`, copy it here, register it", False
+        return _damaged_key(node), False
     if "Invalid SuperNode authentication" in text or "401 Unauthorized" in text:
         return (
             "the server no longer accepts this device's signature: its key was removed, or the clocks of device and "
@@ -183,6 +183,10 @@ def explain_server(ending: Ending, server: ServerFolder) -> str:
     return ""
 
 
+def _damaged_key(node: NodeFolder) -> str:
+    return f"{node.key} is damaged: make a new key with `fedhur deploy rotate`, copy it here, register it"
+
+
 def _wait_for_server(node: NodeFolder, say: Say) -> None:
     """Return once the server answers as it should; each new problem is said once."""
     last = ""
@@ -196,7 +200,11 @@ def _wait_for_server(node: NodeFolder, say: Say) -> None:
 def _sign_off(node: NodeFolder, online: Path, say: Say) -> None:
     """Tell the server that the SuperNode of before is gone, and stay away until everybody has seen it."""
     number = online.read_text(encoding="utf-8").strip()
-    if number.isdigit() and release(node.superlink, node.authority, node.key, int(number)):
+    try:
+        told = number.isdigit() and release(node.superlink, node.authority, node.key, int(number))
+    except ValueError:
+        raise DeployError(_damaged_key(node)) from None
+    if told:
         say(f"the SuperNode of before did not say good-bye; the server was told, next start in {AWAY_SECONDS:.0f} s")
         _pause(AWAY_SECONDS)
     online.unlink(missing_ok=True)

@@ -132,6 +132,14 @@ def test_a_node_without_any_known_item_is_refused_without_a_word_of_its_rows(tmp
     assert "secret" not in result(tmp_path / "run")["traceback"]
 
 
+def test_all_nodes_whose_rows_cannot_be_used_are_named_at_once(tmp_path):
+    grid = federation(tmp_path, 3)
+    for number in (0, 2):
+        (tmp_path / f"rows-{number}.csv").write_text("user_id,item_id\n")
+    with pytest.raises(RunError, match=r"client 0 \(a\): its data cannot be used .*; client 2 \(c\): its data"):
+        start(tmp_path / "run", grid)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
