@@ -267,15 +267,20 @@ def report(
     title: Annotated[str, typer.Option(help="Title of the page (default: what was found).")] = "",
 ) -> None:
     """Make one HTML page of any runs, comparisons and studies; it needs no network and no other file."""
-    from fedhur_app.reporting.page_html import write_page
+    from fedhur_app.files import write_text
+    from fedhur_app.reporting.page import collect
+    from fedhur_app.reporting.page_html import to_page
 
     file = output.expanduser().resolve()
     if file.is_dir():
         raise UsageError(f"{file} is a folder; --output names the page to write, such as {file / 'report.html'}")
     command = shlex.join(["fedhur", "report", *map(str, folders), "--output", str(output)])
-    page = write_page([folder.expanduser() for folder in folders], file, title, command)
+    page = collect([folder.expanduser() for folder in folders], title)
     for problem in page.problems:
         err.print(f"{problem.where}: {problem.what}", style="yellow", markup=False, soft_wrap=True)
+    if not page.runs and not page.documents:
+        raise UsageError(f"no run, comparison or study is in {', '.join(map(str, folders))}: no page was written")
+    write_text(file, to_page(page, command))
     studies = sum(document.kind == "study" for document in page.documents)
     _plain(f"{_many(len(page.runs), 'run', 'runs')}, {_many(studies, 'study', 'studies')}")
     _plain(f"page: {file} ({_bytes(file.stat().st_size)})")

@@ -14,6 +14,7 @@ Images = Callable[[str, str], str | None]
 _ITEM = re.compile(r"(\s*)([-*+]|\d{1,9}[.)])\s+(.*)")
 _RULE = re.compile(r"\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*\s*")
+_NUMBER = re.compile(r"[^\w.+-]*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)")
 _BREAK = re.compile(r"\s*([-*_])(\s*\1){2,}\s*")
 _SPAN = re.compile(
     r"(?P<code>(?P<ticks>`+)(?P<inside>.+?)(?<!`)(?P=ticks)(?!`))"
@@ -136,14 +137,31 @@ def _table(lines: list[str], images: Images) -> str:
     head, rule, *rows = (_cells(line) for line in lines)
     right = [cell.strip().endswith(":") for cell in rule]
 
-    def row(cells: list[str], tag: str) -> str:
-        padded = zip((cells + [""] * len(head))[: len(head)], (right + [False] * len(head))[: len(head)], strict=True)
-        classes = {True: ' class="n"', False: ""}
-        return "".join(f"<{tag}{classes[number]}>{_inline(cell, images)}</{tag}>" for cell, number in padded)
-
-    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in rows)
-    table = f"<table><thead><tr>{row(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+    right = (right + [False] * len(head))[: len(head)]
+    heads = "".join(
+        f'<th scope="col" aria-sort="none"{_number_class(number)}><button type="button">{_inline(cell, images)}</button></th>'
+        for cell, number in zip(head, right, strict=True)
+    )
+    body = []
+    for cells in rows:
+        padded = (cells + [""] * len(head))[: len(head)]
+        texts = [
+            f"<td{_number_class(number)}{_sort_value(cell) if number else ''}>{_inline(cell, images)}</td>"
+            for cell, number in zip(padded, right, strict=True)
+        ]
+        body.append(f"<tr>{''.join(texts)}</tr>")
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     return f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>'
+
+
+def _number_class(number: bool) -> str:
+    return ' class="n"' if number else ""
+
+
+def _sort_value(cell: str) -> str:
+    """The first number of a cell such as `**0.31 ± 0.02**` or `[0.1, 0.2]`: what the table is sorted by (page.js)."""
+    found = _NUMBER.match(cell.replace(",", "") if re.fullmatch(r"[\d,.]+", cell) else cell)
+    return f' data-v="{float(found[1])!r}"' if found else ""
 
 
 def _cells(line: str) -> list[str]:

@@ -136,17 +136,21 @@ def collect(folders: Sequence[Path], title: str = "", made: datetime | None = No
             seen.add(folder.resolve())
             kind = next((kind for kind, needed, _ in DOCUMENTS if set(needed) <= files), None)
             if kind is not None:
-                documents.append(read_document(kind, folder, files, problems))
+                documents.append(read_document(kind, folder, root, files, problems))
             elif files & set(RUN_FILES):
                 runs.append(read_run(folder, root, problems))
             elif "output.log" in files:
                 problems.append(Problem(str(folder), "a run that was started and wrote nothing but output.log"))
     documents.sort(key=lambda document: [kind for kind, _, _ in DOCUMENTS].index(document.kind))
-    runs_of: dict[Path | None, list[PageRun]] = {d.folder: [] for d in documents if d.kind == "study"} | {None: []}
+    runs_of: dict[Path | None, list[PageRun]] = {d.folder: [] for d in documents if d.kind == "study"}
+    runs_of[None] = []
     places = {folder.resolve(): folder for folder in runs_of if folder is not None}
     for run in runs:
-        runs_of[places.get(run.collection.resolve(), None)].append(run)
-    orders = {document.folder: [name for name, *_ in document.arms] for document in documents}
+        if run.dataset:  # else nothing is known of it but its damage
+            runs_of[places.get(run.collection.resolve())].append(run)
+    orders: dict[Path | None, list[str]] = {
+        document.folder: [name for name, *_ in document.arms] for document in documents
+    }
     results = [found for study, own in runs_of.items() for found in _results(own, study, orders.get(study, []))]
     return Page(title or _title(runs, documents), made or datetime.now(UTC), runs, results, documents, problems)
 
@@ -282,5 +286,5 @@ def _title(runs: list[PageRun], documents: list[Document]) -> str:
         return titles[0]
     if titles:
         return f"{len(titles)} studies"
-    data = list(dict.fromkeys(run.dataset for run in runs))
+    data = list(dict.fromkeys(run.dataset for run in runs if run.dataset))
     return f"Runs on {', '.join(data[:3])}{', …' if len(data) > 3 else ''}" if data else "Report"

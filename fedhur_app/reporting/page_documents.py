@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhur_app.reporting.page_runs import Problem, read
+from fedhur_app.reporting.page_runs import Problem, read, shown
 
 # Files that make a folder a document, the most telling first: kind, all files it must have, the one with its text.
 DOCUMENTS = (
@@ -64,6 +64,7 @@ class Document:
     Attributes:
         kind: `study`, `markets`, `tuning` or `comparison`.
         folder: Its folder.
+        name: The folder's path as shown.
         title: One line.
         question: What a study asks; else empty.
         facts: (name, value) to show below the title.
@@ -75,6 +76,7 @@ class Document:
 
     kind: str
     folder: Path
+    name: str
     title: str
     question: str
     facts: list[tuple[str, str]]
@@ -84,12 +86,13 @@ class Document:
     arms: list[tuple[str, str, str, str]]
 
 
-def read_document(kind: str, folder: Path, files: set[str], problems: list[Problem]) -> Document:
+def read_document(kind: str, folder: Path, root: Path, files: set[str], problems: list[Problem]) -> Document:
     """A document of a known kind.
 
     Args:
         kind: One of :data:`DOCUMENTS`.
         folder: Its folder.
+        root: The folder that was asked for, at or above it.
         files: Names of the files in it.
         problems: Gets what cannot be read.
     """
@@ -113,6 +116,7 @@ def read_document(kind: str, folder: Path, files: set[str], problems: list[Probl
     return Document(
         kind,
         folder,
+        shown(folder, root),
         title,
         str(study.get("question", "")),
         facts,

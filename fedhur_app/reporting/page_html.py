@@ -8,15 +8,13 @@ import base64
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from fedhur_app import __version__
 from fedhur_app.evaluation.statistics import summarise
-from fedhur_app.files import write_text
 from fedhur_app.reporting.comparison import MIB
 from fedhur_app.reporting.markdown import to_html
-from fedhur_app.reporting.page import Page, Results, collect
+from fedhur_app.reporting.page import Page, Results
 from fedhur_app.reporting.page_documents import Document, Picture, Sheet
 from fedhur_app.reporting.page_results import results_html
 from fedhur_app.reporting.page_runs import PageRun
@@ -36,23 +34,6 @@ from fedhur_app.reporting.page_tables import (
 _TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
-def write_page(folders: Sequence[Path], file: Path, title: str = "", command: str = "fedhur report") -> Page:
-    """Write the page of some folders, whole or not at all.
-
-    Args:
-        folders: See :func:`fedhur_app.reporting.page.collect`.
-        file: The page.
-        title: Title of the page; by default made of what was found.
-        command: How the page was made, shown at its end.
-
-    Returns:
-        What is on the page.
-    """
-    page = collect(folders, title)
-    write_text(file, to_page(page, command))
-    return page
-
-
 def to_page(page: Page, command: str = "fedhur report") -> str:
     """The whole HTML file.
 
@@ -66,11 +47,16 @@ def to_page(page: Page, command: str = "fedhur report") -> str:
         "base-uri 'none'; form-action 'none'"
     )
     sections = [("overview", "Overview", _overview(page))]
-    for number, document in enumerate(page.documents, 1):
-        sections.append((f"document-{number}", document.title, _document(document, page, f"document-{number}")))
+    documents = [
+        (f"document-{number}", document.title, _document(document, page, f"document-{number}"))
+        for number, document in enumerate(page.documents, 1)
+    ]
+    told = sum(document.kind in ("study", "markets") for document in page.documents)
+    sections += documents[:told]
     for number, results in enumerate(page.results_of(None), 1):
         name = f"data-{number}"
         sections.append((name, results.name, results_html(results, page, name, 3)))
+    sections += documents[told:]  # their runs are shown already
     if page.runs:
         sections += [("settings", "Settings", shared_settings(page)), ("runs", "All runs", _runs(page.runs))]
     links = "".join(f'<li><a href="#{name}">{safe(title)}</a></li>' for name, title, _ in sections)
@@ -131,13 +117,14 @@ def _problems(page: Page) -> str:
 def _overview(page: Page) -> str:
     runs = page.runs
     unfinished = sum(run.status != "completed" for run in runs)
-    codes = Counter(run.code or "unknown" for run in runs)
+    codes = Counter(run.code for run in runs if run.code)
     seeds = sorted({run.seed for run in runs if run.seed >= 0})
+    data, strategies = ({getattr(run, name) for run in runs} - {""} for name in ("dataset", "strategy"))
     studies = sum(document.kind == "study" for document in page.documents)
     facts = [
         ("runs", len(runs), f"{unfinished} did not complete" if unfinished else "all completed"),
-        ("data sets", len({run.dataset for run in runs}), few(sorted({run.dataset for run in runs}))),
-        ("strategies", len({run.strategy for run in runs}), few(sorted({run.strategy for run in runs}))),
+        ("data sets", len(data), few(sorted(data))),
+        ("strategies", len(strategies), few(sorted(strategies))),
         ("seeds", len(seeds), few(list(map(str, seeds)))),
         ("code versions", len(codes), few([f"{code} ({count})" for code, count in codes.most_common()])),
     ]
@@ -149,9 +136,12 @@ def _overview(page: Page) -> str:
     parts = [f'<dl class="facts">{cards}</dl>'] if runs or studies else ["<p>Nothing was found.</p>"]
     rows = [row for results in page.results for row in _best_row(results, page)]
     if rows:
-        head = [Head("data", False), Head("of", False), Head("arms"), Head("runs"), Head("best arm", False)]
+        head = [Head("data", False), Head("study", False), Head("arms"), Head("runs"), Head("best arm", False)]
         head += [Head("test"), Head("lowest"), Head("highest"), Head("metric", False), Head("next best", False)]
         head.append(Head("its test"))
+        if not studies:
+            del head[1]
+            rows = [row[:1] + row[2:] for row in rows]
         parts.append(table("Best on each data set: highest mean over seeds, ± standard deviation", head, rows))
         parts.append(
             '<p class="quiet">Lowest and highest are over the seeds of the best arm. Which arm is best is seen on the '
@@ -219,8 +209,8 @@ def _runs(runs: list[PageRun]) -> str:
     head += [Head("code", False), Head("why not completed", False)]
     box = (
         '<div class="filter"><label for="filter">Filter</label>'
-        '<input id="filter" type="search" data-filter="all-runs" placeholder="such as: fedhur seed-2" '
-        f'autocomplete="off" spellcheck="false"><output class="quiet" id="all-runs-count">{len(runs)} runs</output></div>'
+        '<input id="filter" type="search" data-filter="all-runs" placeholder="fedhur seed-2" autocomplete="off" '
+        f'spellcheck="false"><output class="quiet" id="all-runs-count">{len(runs)} runs</output></div>'
     )
     return box + table("", head, rows, tall=True, name="all-runs")
 
@@ -232,7 +222,7 @@ def _document(document: Document, page: Page, name: str) -> str:
     parts = []
     if document.question:
         parts.append(f'<p class="question">{safe(document.question)}</p>')
-    facts = [*document.facts, ("folder", document.folder.as_posix())]
+    facts = [*document.facts, ("folder", document.name)]
     lines = "".join(f"<dt>{safe(fact)}</dt><dd>{safe(value)}</dd>" for fact, value in facts)
     parts.append(f'<dl class="lines">{lines}</dl>')
     pictures = {picture.file: picture for picture in document.pictures}

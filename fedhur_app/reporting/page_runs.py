@@ -35,8 +35,8 @@ class PageRun:
         name: Its path as shown, below the folder that was asked for.
         collection: The comparison or study it belongs to, else the folder that was asked for.
         arm: Name of the strategy, or of the arm of a study.
-        dataset: Name of the data set.
-        strategy: Name of the strategy.
+        dataset: Name of the data set; empty where it is unknown.
+        strategy: Name of the strategy; empty where it is unknown.
         seed: Seed; -1 where it is unknown.
         status: `completed`, `failed`, `not finished` or `damaged`.
         reason: Why it is not completed, one line.
@@ -89,16 +89,16 @@ def read_run(folder: Path, root: Path, problems: list[Problem]) -> PageRun:
     status, reason = _status(found, len(problems) > before, problems[before:])
     versions = found.get("versions") or (config or {}).get("versions") if isinstance(config, dict) else {}
     versions = versions if isinstance(versions, dict) else {}
-    strategy = str(settings.get("strategy") or found.get("strategy") or folder.parent.name)
+    strategy = str(settings.get("strategy") or found.get("strategy") or "")
     seed = settings.get("seed", found.get("seed", folder.name.removeprefix("seed-")))
     collection, arm = _place(folder, root, strategy)
     metric, curve = _curve(history)
     return PageRun(
         folder,
-        _shown(folder, root),
+        shown(folder, root),
         collection,
         arm,
-        str(settings.get("dataset.name") or found.get("dataset") or "unknown data"),
+        str(settings.get("dataset.name") or found.get("dataset") or ""),
         strategy,
         int(seed) if str(seed).isdecimal() else -1,
         status,
@@ -162,7 +162,8 @@ def _place(folder: Path, root: Path, strategy: str) -> tuple[Path, str]:
     return root, strategy
 
 
-def _shown(folder: Path, root: Path) -> str:
+def shown(folder: Path, root: Path) -> str:
+    """A folder's path for people: from the folder that was asked for on, as the path above it is of one machine."""
     inside = folder.relative_to(root).as_posix()
     name = root.name or root.resolve().name
     return name if inside == "." else f"{name}/{inside}"

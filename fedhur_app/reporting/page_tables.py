@@ -82,7 +82,7 @@ def table(
     return (
         f'<div class="scroll{" tall" if tall else ""}" tabindex="0" role="region" aria-label="{safe(label)}">'
         f'<table class="first"{place}>'
-        + (f"<caption>{safe(caption)}</caption>" if caption else "")
+        + (f"<caption><span>{safe(caption)}</span></caption>" if caption else "")
         + f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
