@@ -139,7 +139,8 @@ def _table(lines: list[str], images: Images) -> str:
 
     right = (right + [False] * len(head))[: len(head)]
     heads = "".join(
-        f'<th scope="col" aria-sort="none"{_number_class(number)}><button type="button">{_inline(cell, images)}</button></th>'
+        f'<th scope="col" aria-sort="none"{_number_class(number)}>'
+        f'<button type="button">{_inline(cell, images)}</button></th>'
         for cell, number in zip(head, right, strict=True)
     )
     body = []

@@ -9,7 +9,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ class Arm:
 
     Attributes:
         name: For people, different from that of any other arm of the results.
+        number: Decides its colour: the same for all arms of that name in a study, or outside of studies.
         runs: One a seed, by seed.
     """
 
     name: str
+    number: int
     runs: list[PageRun]
 
     @property
@@ -184,16 +186,19 @@ def _results(runs: list[PageRun], study: Path | None, order: Sequence[str]) -> l
     for run in runs:
         groups.setdefault((run.dataset, *_texts(_data_settings(run))), []).append(run)
     names = _names_of_data([group[0] for group in groups.values()])
-    found = []
+    found: list[Results] = []
+    numbers: dict[str, int] = {}
     for name, group in zip(names, groups.values(), strict=True):
-        arms, repeated = _arms(group)
+        named, repeated = _arms(group)
         metric = next((run.metric for run in group if run.metric), "") or next(
             (column.removeprefix("test_") for run in group for column in run.values if "_ndcg" in column), ""
         )
+        arms = [Arm(name_of_arm, 0, own) for name_of_arm, own in named]
         if order:
             arms.sort(key=lambda arm: order.index(arm.runs[0].arm) if arm.runs[0].arm in order else len(order))
         else:
             arms.sort(key=lambda arm: -_mean(arm.values(f"test_{metric}")))
+        arms = [replace(arm, number=numbers.setdefault(arm.name, len(numbers))) for arm in arms]
         found.append(Results(name, study, metric, arms, repeated))
     return found
 
@@ -219,7 +224,8 @@ def _names_of_data(first: list[PageRun]) -> list[str]:
     return _distinct(names)
 
 
-def _arms(runs: list[PageRun]) -> tuple[list[Arm], list[str]]:
+def _arms(runs: list[PageRun]) -> tuple[list[tuple[str, list[PageRun]]], list[str]]:
+    """Names and runs of arms, and names of the runs that do not count."""
     by_settings: dict[tuple[str, ...], dict[int, PageRun]] = {}
     repeated = []
     for run in runs:
@@ -237,7 +243,8 @@ def _arms(runs: list[PageRun]) -> tuple[list[Arm], list[str]]:
     for runs_ in members:
         alike = [_arm_settings(other[0]) for other in members if other[0].arm == runs_[0].arm]
         names.append(runs_[0].arm + _suffix(_arm_settings(runs_[0]), alike))
-    return [Arm(name, runs_) for name, runs_ in zip(_distinct(names), members, strict=True)], repeated
+    arms = list(zip(_distinct(names), members, strict=True))
+    return arms, repeated
 
 
 def _arm_settings(run: PageRun) -> dict[str, Any]:

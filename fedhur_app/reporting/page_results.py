@@ -79,7 +79,7 @@ def _arm_table(title: str, results: Results, columns: list[tuple[str, str, float
     }
     rows = []
     for number, arm in enumerate(results.arms):
-        cells = [Cell(safe(arm.name), classes=f"swatch {series_class(number)}"), count_cell(len(arm.completed))]
+        cells = [Cell(safe(arm.name), classes=f"swatch {series_class(arm.number)}"), count_cell(len(arm.completed))]
         for column, _, _, digits in columns:
             means = [each.mean for each in summaries[column] if each.n]
             best = bool(means) and summaries[column][number].mean == (min(means) if lowest else max(means))
@@ -92,28 +92,28 @@ def _arm_table(title: str, results: Results, columns: list[tuple[str, str, float
 
 def _charts(results: Results, name: str, level: int) -> str:
     column, metric = f"test_{results.metric}", results.metric
-    arms = [(number, arm) for number, arm in enumerate(results.arms) if arm.completed]
-    tested = [(number, arm) for number, arm in arms if arm.values(column)]
-    lines = [Line(number, arm.name, points) for number, arm in arms if (points := _band(arm, metric))]
+    arms = [arm for arm in results.arms if arm.completed]
+    tested = [arm for arm in arms if arm.values(column)]
+    lines = [Line(arm.number, arm.name, points) for arm in arms if (points := _band(arm, metric))]
     figures = []
     if tested:
-        marks = [Mark(number, arm.name, arm.values(column), [], _note(arm, column, 1, 4)) for number, arm in tested]
+        marks = [Mark(arm.number, arm.name, arm.values(column), [], _note(arm, column)) for arm in tested]
         says = "; ".join(mark.note for mark in marks)
         drawn = dot_chart(f"{name}-dots", marks, f"test {metric}", f"Test {metric} of every arm", says)
         figures.append(_figure("Test, seed by seed", drawn, "A dot is a run, the bar the mean of an arm.", level + 1))
     if lines:
         figures.append(_convergence(lines, arms, column, metric, name, level + 1))
-    sent = [(number, arm) for number, arm in tested if _total_bytes(arm)]
+    sent = [arm for arm in tested if _total_bytes(arm)]
     if len(sent) > 1:
         marks = [
             Mark(
-                number,
+                arm.number,
                 arm.name,
                 _total_bytes(arm),
                 arm.values(column),
-                f"{_note(arm, column, 1, 4)}, {sum(_total_bytes(arm)) / len(_total_bytes(arm)):.2f} MiB",
+                f"{_note(arm, column)}, {sum(_total_bytes(arm)) / len(_total_bytes(arm)):.2f} MiB",
             )
-            for number, arm in sent
+            for arm in sent
         ]
         says = "; ".join(mark.note for mark in marks)
         drawn = scatter_chart(
@@ -130,8 +130,8 @@ def _total_bytes(arm: Arm) -> list[float]:
     return [(one + other) / MIB for one, other in zip(up, down, strict=True)] if len(up) == len(down) else []
 
 
-def _note(arm: Arm, column: str, unit: float, digits: int) -> str:
-    return f"{arm.name}: {spread_text(summarise(arm.values(column)), unit, digits)}"
+def _note(arm: Arm, column: str) -> str:
+    return f"{arm.name}: {spread_text(summarise(arm.values(column)))}"
 
 
 def _band(arm: Arm, metric: str) -> list[tuple[int, float, float, float]]:
@@ -149,10 +149,8 @@ def _band(arm: Arm, metric: str) -> list[tuple[int, float, float, float]]:
     return [points[i] for i in sorted(kept)]
 
 
-def _convergence(
-    lines: list[Line], arms: list[tuple[int, Arm]], column: str, metric: str, name: str, level: int
-) -> str:
-    means = {number: summarise(arm.values(column)).mean for number, arm in arms}
+def _convergence(lines: list[Line], arms: list[Arm], column: str, metric: str, name: str, level: int) -> str:
+    means = {arm.number: summarise(arm.values(column)).mean for arm in arms}
     best = sorted(lines, key=lambda line: -_known(means[line.number]))[:SHOWN_LINES]
     lines = [Line(line.number, line.name, line.points, line in best) for line in lines]
     says = "; ".join(

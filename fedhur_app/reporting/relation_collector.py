@@ -1,0 +1,91 @@
+"""Hierarchy and relations of one round, taken out of a run in this process: no run folder keeps them.
+
+They are K^2 numbers a block, so the server lets them pass by in parts and forgets them. With runtime.py one of the two
+files of this package that reach into server_app.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedhur_app.config import ConfigError, Settings, settings_of_run
+from fedhur_app.data.experiment import load_interactions_of
+from fedhur_app.relations.hierarchy import Hierarchy
+from fedhur_app.runtime import run_local
+
+
+@dataclass(frozen=True)
+class Relations:
+    """Relations between clients in one round.
+
+    Attributes:
+        round: The round.
+        clients: Numbers of the K clients that took part, rising.
+        hierarchy: The hierarchy of items in that round.
+        alphas: One array a level: (B, K, K) weights of its B blocks, targets in rows.
+        table: (I, d) mean of the clients' item tables.
+        titles: Title of every item, its id where it has none.
+    """
+
+    round: int
+    clients: list[int]
+    hierarchy: Hierarchy
+    alphas: list[np.ndarray]
+    table: np.ndarray
+    titles: list[str]
+
+
+def collect_relations(run_config: dict[str, Any], wanted: int | None = None) -> Relations:
+    """Run in this process and keep what the server found in one round.
+
+    Args:
+        run_config: See :func:`fedhur_app.runtime.run_local`; the run itself is not changed in any bit.
+        wanted: The round; the last one by default.
+
+    Raises:
+        ConfigError: The settings have no relations, or the run had no such round.
+    """
+    from server_app.strategies.fedhur import Server
+
+    settings = settings_of_run(run_config)
+    found: dict[str, Any] = {}
+    original = Server._relations
+
+    def tapped(server: Server, round_: int) -> Iterator[tuple[int, slice, Tensor]]:
+        if wanted not in (None, round_):
+            yield from original(server, round_)
+            return
+        alphas: dict[int, list[np.ndarray]] = {}
+        for index, blocks, alpha in original(server, round_):
+            alphas.setdefault(index, []).append(alpha.cpu().numpy().copy())
+            yield index, blocks, alpha
+        found.update(
+            round=round_,
+            clients=list(server.uploaded),
+            hierarchy=server.hierarchy,
+            alphas=[np.concatenate(alphas[index]) for index in sorted(alphas)],
+            table=np.mean([table.cpu().numpy() for table in server.tables], axis=0),
+        )
+
+    Server._relations = tapped  # type: ignore[method-assign]
+    try:
+        run_local(run_config)
+    finally:
+        Server._relations = original  # type: ignore[method-assign]
+    if not found:
+        which = "any round" if wanted is None else f"round {wanted}"
+        raise ConfigError(
+            f"the run found no relations in {which}: it takes the algorithm fedhur (here {settings.algorithm}), "
+            f"relation.kind other than none (here {settings.relation.kind}), and as many rounds"
+        )
+    return Relations(**found, titles=item_titles(settings))
+
+
+def item_titles(settings: Settings) -> list[str]:
+    """Title of every item of the data set, its id where it has none."""
+    data = load_interactions_of(settings)
+    titles = [""] * len(data.item_ids) if data.item_titles is None else data.item_titles.tolist()
+    return [str(title) or str(item) for title, item in zip(titles, data.item_ids.tolist(), strict=True)]
