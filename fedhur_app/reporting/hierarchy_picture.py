@@ -1,8 +1,7 @@
-"""Two pictures of how FedHUR sees items and clients: the hierarchy of items as a tree with example titles, and the
-relation bands of items over levels and clients (the paper's figure 2).
+"""Two pictures of how FedHUR sees items and clients: a tree of item groups, and relation bands (the paper's figure 2).
 
-Both take plain arrays; `relation_collector.collect_relations` gets them out of a run. matplotlib is imported where it is
-used: it takes a second.
+The tree shows example titles; the bands show, for an item, who gives how much on every level. Both take plain arrays;
+`relation_collector.collect_relations` gets them out of a run. matplotlib is imported where it is used (a second).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LONGEST = 44  # of a title, in letters
+_LONGEST = 36  # of a title, in letters
 _ROW = 0.32  # inches a line of the tree takes
 
 
@@ -29,7 +28,7 @@ class Group:
 
     Attributes:
         items: Number of its items.
-        examples: Titles of some of them, the most typical first; of groups that are not split further.
+        examples: Titles of some of them, the most popular first; of groups that are not split further.
         children: The largest groups it is split into.
         left_out: Number of further groups it is split into.
     """
@@ -41,45 +40,49 @@ class Group:
 
 
 def example_tree(
-    hierarchy: Hierarchy, table: np.ndarray, titles: Sequence[str], shown: Sequence[int] = (4, 2, 2), examples: int = 3
+    hierarchy: Hierarchy,
+    titles: Sequence[str],
+    popularity: np.ndarray,
+    shown: Sequence[int] = (4, 2, 2),
+    examples: int = 3,
 ) -> Group:
-    """The largest groups of every level, with the titles nearest to the mean of each finest group.
+    """The largest groups of every level, with the most popular titles of each finest group.
 
     Args:
         hierarchy: Of I items.
-        table: (I, d) item table it was built from.
         titles: I titles.
+        popularity: (I,) numbers of interactions.
         shown: Groups to show of each parent, one number a level; the levels beyond are left out.
         examples: Titles to show of a group.
 
     Raises:
         ValueError: Numbers of items differ.
     """
-    if not hierarchy.n_items == len(table) == len(titles):
+    if not hierarchy.n_items == len(popularity) == len(titles):
         raise ValueError(
-            f"the hierarchy has {hierarchy.n_items} items, the table {len(table)} and there are {len(titles)} titles"
+            f"the hierarchy has {hierarchy.n_items} items, but there are {len(titles)} titles and counts of "
+            f"{len(popularity)} items"
         )
     labels = [level.labels.cpu().numpy() for level in hierarchy.levels]
-    return _group(labels, np.arange(len(table)), 0, table, titles, list(shown), examples)
+    return _group(labels, np.arange(len(titles)), 0, titles, popularity, shown, examples)
 
 
 def _group(
     labels: list[np.ndarray],
     items: np.ndarray,
     level: int,
-    table: np.ndarray,
     titles: Sequence[str],
-    shown: list[int],
+    popularity: np.ndarray,
+    shown: Sequence[int],
     examples: int,
 ) -> Group:
     if level == min(len(labels), len(shown)):
-        distances = np.linalg.norm(table[items] - table[items].mean(axis=0), axis=1)
-        nearest = items[np.argsort(distances, kind="stable")[:examples]]
-        return Group(len(items), [titles[item] for item in nearest])
+        known = items[np.argsort(-popularity[items], kind="stable")[:examples]]
+        return Group(len(items), [titles[item] for item in known])
     numbers, counts = np.unique(labels[level][items], return_counts=True)
     largest = numbers[np.argsort(-counts, kind="stable")[: shown[level]]]
     parts = [items[labels[level][items] == number] for number in largest]
-    children = [_group(labels, part, level + 1, table, titles, shown, examples) for part in parts]
+    children = [_group(labels, part, level + 1, titles, popularity, shown, examples) for part in parts]
     return Group(len(items), [], children, len(numbers) - len(largest))
 
 
@@ -93,10 +96,10 @@ def draw_tree(tree: Group, path: Path) -> None:
     from matplotlib.figure import Figure
 
     levels, lines = _depth(tree), _lines(tree)
-    figure = Figure(figsize=(1.3 * levels + 5.5, max(2.0, _ROW * lines + 0.4)), layout="constrained")
+    figure = Figure(figsize=(1.2 * levels + 6.5, max(2.0, _ROW * lines + 0.4)), layout="constrained")
     panel = figure.subplots()
     _draw_group(panel, tree, 0, 0.0)
-    panel.set(xlim=(-0.6, levels + 4.2), ylim=(lines, -1))
+    panel.set(xlim=(-0.6, levels + 5.2), ylim=(lines, -1))
     panel.set_axis_off()
     _save(figure, path)
 
@@ -171,7 +174,7 @@ def draw_bands(bands: Mapping[str, np.ndarray], clients: Sequence[int], target: 
     panels = figure.subplots(len(bands), squeeze=False)[:, 0]
     highest = max(float(rows.max()) for rows in bands.values())
     for panel, (title, rows) in zip(panels, bands.items(), strict=True):
-        image = panel.imshow(rows, aspect="auto", cmap="cividis_r", vmin=0, vmax=highest, interpolation="nearest")
+        image = panel.imshow(rows, aspect="auto", cmap="Blues", vmin=0, vmax=highest, interpolation="nearest")
         panel.set(title=_plain(title), ylabel="level", yticks=range(len(rows)))
         panel.set_yticklabels([str(level) for level in range(1, len(rows) + 1)])
         panel.set_xticks([])

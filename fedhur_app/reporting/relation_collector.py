@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedhur_app.config import ConfigError, Settings, settings_of_run
+from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, settings_of_run
 from fedhur_app.data.experiment import load_interactions_of
+from fedhur_app.data.interactions import Interactions
 from fedhur_app.relations.hierarchy import Hierarchy
 from fedhur_app.runtime import run_local
 
@@ -26,16 +27,16 @@ class Relations:
         clients: Numbers of the K clients that took part, rising.
         hierarchy: The hierarchy of items in that round.
         alphas: One array a level: (B, K, K) weights of its B blocks, targets in rows.
-        table: (I, d) mean of the clients' item tables.
         titles: Title of every item, its id where it has none.
+        popularity: (I,) number of interactions of every item.
     """
 
     round: int
     clients: list[int]
     hierarchy: Hierarchy
     alphas: list[np.ndarray]
-    table: np.ndarray
     titles: list[str]
+    popularity: np.ndarray
 
 
 def collect_relations(run_config: dict[str, Any], wanted: int | None = None) -> Relations:
@@ -50,7 +51,7 @@ def collect_relations(run_config: dict[str, Any], wanted: int | None = None) -> 
     """
     from server_app.strategies.fedhur import Server
 
-    settings = settings_of_run(run_config)
+    settings = settings_of_run({**DEFAULT_RUN_CONFIG, **run_config})
     found: dict[str, Any] = {}
     original = Server._relations
 
@@ -67,10 +68,9 @@ def collect_relations(run_config: dict[str, Any], wanted: int | None = None) -> 
             clients=list(server.uploaded),
             hierarchy=server.hierarchy,
             alphas=[np.concatenate(alphas[index]) for index in sorted(alphas)],
-            table=np.mean([table.cpu().numpy() for table in server.tables], axis=0),
         )
 
-    Server._relations = tapped  # type: ignore[method-assign]
+    Server._relations = tapped  # type: ignore[method-assign, assignment]
     try:
         run_local(run_config)
     finally:
@@ -81,11 +81,11 @@ def collect_relations(run_config: dict[str, Any], wanted: int | None = None) -> 
             f"the run found no relations in {which}: it takes the algorithm fedhur (here {settings.algorithm}), "
             f"relation.kind other than none (here {settings.relation.kind}), and as many rounds"
         )
-    return Relations(**found, titles=item_titles(settings))
-
-
-def item_titles(settings: Settings) -> list[str]:
-    """Title of every item of the data set, its id where it has none."""
     data = load_interactions_of(settings)
+    return Relations(**found, titles=item_titles(data), popularity=np.bincount(data.items, minlength=data.n_items))
+
+
+def item_titles(data: Interactions) -> list[str]:
+    """Title of every item of the data set, its id where it has none."""
     titles = [""] * len(data.item_ids) if data.item_titles is None else data.item_titles.tolist()
     return [str(title) or str(item) for title, item in zip(titles, data.item_ids.tolist(), strict=True)]
