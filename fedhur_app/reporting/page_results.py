@@ -135,15 +135,18 @@ def _note(arm: Arm, column: str) -> str:
 
 
 def _band(arm: Arm, metric: str) -> list[tuple[int, float, float, float]]:
-    """Round, mean, lowest and highest validation over the seeds that reached it; long lines are thinned."""
+    """Round, mean, lowest and highest validation over the seeds that reached it."""
     by_round: dict[int, list[float]] = {}
     for run in arm.completed:
         for round_, value in run.curve if run.metric == metric else []:
             by_round.setdefault(round_, []).append(value)
-    points = [(round_, sum(v) / len(v), min(v), max(v)) for round_, v in sorted(by_round.items())]
+    return thinned([(round_, sum(v) / len(v), min(v), max(v)) for round_, v in sorted(by_round.items())])
+
+
+def thinned(points: list[tuple[int, float, float, float]]) -> list[tuple[int, float, float, float]]:
+    """At most :data:`MOST_POINTS` points of a line: every so many, the last, and the one with the highest mean."""
     if len(points) <= MOST_POINTS:
         return points
-    # The first, the last and the best round stay.
     kept = {round(i * (len(points) - 1) / (MOST_POINTS - 2)) for i in range(MOST_POINTS - 1)}
     kept.add(max(range(len(points)), key=lambda i: points[i][1]))
     return [points[i] for i in sorted(kept)]

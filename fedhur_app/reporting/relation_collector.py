@@ -4,6 +4,7 @@ They are K^2 numbers a block, so the server lets them pass by in parts and forge
 files of this package that reach into server_app.
 """
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,8 @@ def collect_relations(run_config: dict[str, Any], wanted: int | None = None) -> 
     """Run in this process and keep what the server found in one round.
 
     Args:
-        run_config: See :func:`fedhur_app.runtime.run_local`; the run itself is not changed in any bit.
+        run_config: See :func:`fedhur_app.runtime.run_local`; the run itself is not changed in any bit. Without an
+            `output-dir` its files are thrown away.
         wanted: The round; the last one by default.
 
     Raises:
@@ -72,7 +74,8 @@ def collect_relations(run_config: dict[str, Any], wanted: int | None = None) -> 
 
     Server._relations = tapped  # type: ignore[method-assign, assignment]
     try:
-        run_local(run_config)
+        with tempfile.TemporaryDirectory() as folder:
+            run_local({"output-dir": folder, **run_config})
     finally:
         Server._relations = original  # type: ignore[method-assign]
     if not found:
