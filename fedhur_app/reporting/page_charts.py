@@ -13,7 +13,7 @@ from dataclasses import dataclass
 COLOURS = 7
 DASHES = ("", "7 4", "2 3", "10 3 2 3")
 WIDTH, HEIGHT = 680, 380
-LEFT, RIGHT, TOP, BOTTOM = 84, 24, 44, 64
+LEFT, RIGHT, TOP, BOTTOM = 84, 36, 44, 64
 ROW = 46  # height of a row of a dot chart
 
 
@@ -185,10 +185,10 @@ def dot_chart(name: str, marks: Sequence[Mark], x_label: str, title: str, says: 
     """
     values = [value for mark in marks for value in mark.x]
     x_ticks = ticks(min(values), max(values))
-    left, height = 24, 16 + ROW * len(marks) + BOTTOM
+    left, height = 36, 16 + ROW * len(marks) + BOTTOM
 
     def place(x: float) -> float:
-        return left + (WIDTH - left - 40) * (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
+        return left + (WIDTH - left - RIGHT) * (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
 
     drawn = [
         f'<line class="grid" x1="{place(x):.1f}" x2="{place(x):.1f}" y1="10" y2="{height - BOTTOM}"/>'
@@ -202,10 +202,10 @@ def dot_chart(name: str, marks: Sequence[Mark], x_label: str, title: str, says: 
         drawn.append(
             f'<g class="series {series_class(mark.number)}"><title>{html.escape(mark.note)}</title>'
             f'<text class="row" x="{left}" y="{y - 14}">{html.escape(_short(mark.name))}</text>'
-            f'<line class="grid" x1="{left}" x2="{WIDTH - 40}" y1="{y}" y2="{y}"/>'
+            f'<line class="grid" x1="{left}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
             f'{dots}<line class="mean" x1="{mean:.1f}" x2="{mean:.1f}" y1="{y - 10}" y2="{y + 10}"/></g>'
         )
-    middle = (left + WIDTH - 40) / 2
+    middle = (left + WIDTH - RIGHT) / 2
     label = f'<text class="label" x="{middle}" y="{height - 10}" text-anchor="middle">{html.escape(x_label)}</text>'
     return _svg(name, height, title, says, "".join(drawn) + label)
 

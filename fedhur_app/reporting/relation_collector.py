@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, settings_of_run
+from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, Settings, settings_of_run
 from fedhur_app.data.experiment import load_interactions_of
 from fedhur_app.data.interactions import Interactions
 from fedhur_app.relations.hierarchy import Hierarchy
@@ -54,6 +54,8 @@ def collect_relations(run_config: dict[str, Any], wanted: int | None = None) -> 
     from server_app.strategies.fedhur import Server
 
     settings = settings_of_run({**DEFAULT_RUN_CONFIG, **run_config})
+    if settings.algorithm != "fedhur" or settings.relation.kind == "none" or (wanted or 1) > settings.rounds:
+        raise _missing(settings, wanted)
     found: dict[str, Any] = {}
     original = Server._relations
 
@@ -79,13 +81,18 @@ def collect_relations(run_config: dict[str, Any], wanted: int | None = None) -> 
     finally:
         Server._relations = original  # type: ignore[method-assign]
     if not found:
-        which = "any round" if wanted is None else f"round {wanted}"
-        raise ConfigError(
-            f"the run found no relations in {which}: it takes the algorithm fedhur (here {settings.algorithm}), "
-            f"relation.kind other than none (here {settings.relation.kind}), and as many rounds"
-        )
+        raise _missing(settings, wanted)
     data = load_interactions_of(settings)
     return Relations(**found, titles=item_titles(data), popularity=np.bincount(data.items, minlength=data.n_items))
+
+
+def _missing(settings: Settings, wanted: int | None) -> ConfigError:
+    which = "any round" if wanted is None else f"round {wanted}"
+    return ConfigError(
+        f"a run with these settings has no relations in {which}: it takes the algorithm fedhur (here "
+        f"{settings.algorithm}), relation.kind other than none (here {settings.relation.kind}), and so many rounds "
+        f"before it stops (here {settings.rounds} at most)"
+    )
 
 
 def item_titles(data: Interactions) -> list[str]:
