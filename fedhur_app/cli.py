@@ -282,7 +282,8 @@ def report(
         raise UsageError(f"no run, comparison or study is in {', '.join(map(str, folders))}: no page was written")
     write_text(file, to_page(page, command))
     studies = sum(document.kind == "study" for document in page.documents)
-    _plain(f"{_many(len(page.runs), 'run', 'runs')}, {_many(studies, 'study', 'studies')}")
+    others = _many(len(page.documents) - studies, "other report", "other reports")
+    _plain(f"{_many(len(page.runs), 'run', 'runs')}, {_many(studies, 'study', 'studies')}, {others}")
     _plain(f"page: {file} ({_bytes(file.stat().st_size)})")
 
 

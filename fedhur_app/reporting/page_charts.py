@@ -14,7 +14,7 @@ COLOURS = 7
 DASHES = ("", "7 4", "2 3", "10 3 2 3")
 WIDTH, HEIGHT = 680, 380
 LEFT, RIGHT, TOP, BOTTOM = 84, 36, 44, 64
-ROW = 46  # height of a row of a dot chart
+ROW = 54  # height of a row of a dot chart
 
 
 @dataclass(frozen=True)
@@ -196,12 +196,12 @@ def dot_chart(name: str, marks: Sequence[Mark], x_label: str, title: str, says: 
         for x, text in zip(x_ticks, _texts(x_ticks), strict=True)
     ]
     for row, mark in enumerate(marks):
-        y = 16 + ROW * row + 34
+        y = 16 + ROW * row + 40
         mean = place(_mean(mark.x))
         dots = "".join(f'<circle class="dot" cx="{place(x):.1f}" cy="{y}" r="4.5"/>' for x in mark.x)
         drawn.append(
             f'<g class="series {series_class(mark.number)}"><title>{html.escape(mark.note)}</title>'
-            f'<text class="row" x="{left}" y="{y - 14}">{html.escape(_short(mark.name))}</text>'
+            f'<text class="row" x="{left}" y="{y - 17}">{html.escape(_short(mark.name))}</text>'
             f'<line class="grid" x1="{left}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
             f'{dots}<line class="mean" x1="{mean:.1f}" x2="{mean:.1f}" y1="{y - 10}" y2="{y + 10}"/></g>'
         )

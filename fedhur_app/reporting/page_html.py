@@ -133,7 +133,7 @@ def _overview(page: Page) -> str:
     cards = "".join(
         f"<div><dt>{name}</dt><dd>{count}<small>{safe(more)}</small></dd></div>" for name, count, more in facts
     )
-    parts = [f'<dl class="facts">{cards}</dl>'] if runs or studies else ["<p>Nothing was found.</p>"]
+    parts = [f'<dl class="facts">{cards}</dl>'] if runs else ["<p>There are reports, but no runs.</p>"]
     rows = [row for results in page.results for row in _best_row(results, page)]
     if rows:
         head = [Head("data", False), Head("study", False), Head("arms"), Head("runs"), Head("best arm", False)]

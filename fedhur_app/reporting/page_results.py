@@ -12,6 +12,7 @@ from fedhur_app.reporting.page_tables import Cell, Head, count_cell, safe, sprea
 
 MOST_POINTS = 120  # of a line
 SHOWN_LINES = 8  # of a chart at first
+MOST_DOTTED = 40  # arms, seed by seed
 
 COST = (
     ("bytes_up", "MiB up", MIB, 2),
@@ -97,10 +98,15 @@ def _charts(results: Results, name: str, level: int) -> str:
     lines = [Line(arm.number, arm.name, points) for arm in arms if (points := _band(arm, metric))]
     figures = []
     if tested:
-        marks = [Mark(arm.number, arm.name, arm.values(column), [], _note(arm, column)) for arm in tested]
+        best = sorted(tested, key=lambda arm: -summarise(arm.values(column)).mean)[:MOST_DOTTED]
+        dotted = [arm for arm in tested if arm in best]
+        marks = [Mark(arm.number, arm.name, arm.values(column), [], _note(arm, column)) for arm in dotted]
         says = "; ".join(mark.note for mark in marks)
         drawn = dot_chart(f"{name}-dots", marks, f"test {metric}", f"Test {metric} of every arm", says)
-        figures.append(_figure("Test, seed by seed", drawn, "A dot is a run, the bar the mean of an arm.", level + 1))
+        caption = "A dot is a run, the bar the mean of an arm."
+        if len(dotted) < len(tested):
+            caption += f" These are the {MOST_DOTTED} best of {len(tested)} arms."
+        figures.append(_figure("Test, seed by seed", drawn, caption, level + 1))
     if lines:
         figures.append(_convergence(lines, arms, column, metric, name, level + 1))
     sent = [arm for arm in tested if _total_bytes(arm)]
@@ -121,13 +127,22 @@ def _charts(results: Results, name: str, level: int) -> str:
         )
         legend = "".join(f"<li>{key(mark.number, line=False)}<span>{safe(mark.name)}</span></li>" for mark in marks)
         caption = "All that was sent in a run, both ways, all rounds. Bars go from the lowest to the highest seed."
-        figures.append(_figure("Quality against bytes", f'{drawn}<ul class="legend">{legend}</ul>', caption, level + 1))
+        figures.append(_figure("Quality against bytes", drawn + _legend(legend, len(marks)), caption, level + 1))
     return f'<div class="charts">{"".join(figures)}</div>' if figures else ""
 
 
+def _legend(items: str, count: int) -> str:
+    """A list that scrolls where it would be long; then the keyboard must reach it."""
+    return (
+        f'<ul class="legend long" tabindex="0">{items}</ul>'
+        if count > SHOWN_LINES
+        else f'<ul class="legend">{items}</ul>'
+    )
+
+
 def _total_bytes(arm: Arm) -> list[float]:
-    up, down = arm.values("bytes_up"), arm.values("bytes_down")
-    return [(one + other) / MIB for one, other in zip(up, down, strict=True)] if len(up) == len(down) else []
+    both = ("bytes_up", "bytes_down")
+    return [sum(run.values[name] for name in both) / MIB for run in arm.completed if set(both) <= set(run.values)]
 
 
 def _note(arm: Arm, column: str) -> str:
@@ -184,7 +199,7 @@ def _convergence(lines: list[Line], arms: list[Arm], column: str, metric: str, n
     if len(lines) > SHOWN_LINES:
         caption += f" The {SHOWN_LINES} best arms are shown at first."
     inside = (
-        f'{drawn}<ul class="legend">{legend}</ul><div class="buttons">{buttons}{slider}</div>'
+        f'{drawn}{_legend(legend, len(lines))}<div class="buttons">{buttons}{slider}</div>'
         f'<script type="application/json">{script_json(numbers)}</script>'
     )
     return _figure("Convergence", inside, caption + " A name shows or hides its line.", level, " data-lines")

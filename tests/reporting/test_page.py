@@ -347,7 +347,7 @@ def test_the_command_says_where_the_page_is_and_what_could_not_be_read(compariso
         app, ["report", str(comparison), str(tmp_path / "nowhere"), "--output", str(page), "--title", "Our runs"]
     )
     assert done.exit_code == 0
-    assert "5 runs, 0 studies" in done.stdout
+    assert "5 runs, 0 studies, 0 other reports" in done.stdout
     assert re.search(rf"page: {re.escape(str(page))} \([\d.]+ KiB\)", done.stdout)
     assert f"{comparison / 'runs/fedavg/seed-1/result.json'}: cannot be read" in done.stderr
     assert f"{tmp_path / 'nowhere'}: there is no such folder" in done.stderr
