@@ -1,4 +1,3 @@
-import logging
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -70,7 +69,6 @@ def test_pictures_are_written_as_their_suffix_says(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small() -> dict[str, Any]:
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     return {
         "dataset": "synthetic", "strategy": "fedhur", "seed": 1,
         "overrides": "rounds=2 min_rounds=1 dataset.clients.number=4 dataset.synthetic.users=24 "
