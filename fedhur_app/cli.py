@@ -1,4 +1,4 @@
-"""The `fedhur` command: run, compare, markets, tune, data, deploy, strategies, recommend, export.
+"""The `fedhur` command: run, compare, markets, tune, report, data, deploy, strategies, recommend, export.
 
 Heavy packages (torch, Flower, the data code) are imported where they are used, so that `--help` is quick.
 """
@@ -258,6 +258,37 @@ def markets(
     runs = comparison.plan(dataset, strategies, _numbers(seeds), changes, folder, what)
     study.check(runs)
     raise typer.Exit(comparison.compare(runs, folder, changes, "local", jobs or os.cpu_count() or 1, _plain, what))
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, comparisons and studies.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The page to write, such as report.html.")],
+    title: Annotated[str, typer.Option(help="Title of the page (default: what was found).")] = "",
+) -> None:
+    """Make one HTML page of any runs, comparisons and studies; it needs no network and no other file."""
+    from fedhur_app.files import write_text
+    from fedhur_app.reporting.page import collect
+    from fedhur_app.reporting.page_html import to_page
+
+    file = output.expanduser().resolve()
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder; --output names the page to write, such as {file / 'report.html'}")
+    command = shlex.join(["fedhur", "report", *map(str, folders), "--output", str(output)])
+    page = collect([folder.expanduser() for folder in folders], title)
+    for problem in page.problems:
+        err.print(f"{problem.where}: {problem.what}", style="yellow", markup=False, soft_wrap=True)
+    if not page.runs and not page.documents:
+        raise UsageError(f"no run, comparison or study is in {', '.join(map(str, folders))}: no page was written")
+    write_text(file, to_page(page, command))
+    studies = sum(document.kind == "study" for document in page.documents)
+    others = _many(len(page.documents) - studies, "other report", "other reports")
+    _plain(f"{_many(len(page.runs), 'run', 'runs')}, {_many(studies, 'study', 'studies')}, {others}")
+    _plain(f"page: {file} ({_bytes(file.stat().st_size)})")
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 def _listed(text: str) -> list[str]:

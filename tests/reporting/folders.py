@@ -62,3 +62,71 @@ def item_tables(folder: Path, tables: dict[int, np.ndarray], shared: np.ndarray)
         for round_, arrays in ((1, table + 5), (2, table)):
             path = folder / "checkpoint" / "clients" / f"client-{number:05d}" / f"round-{round_:05d}.npz"
             write_arrays(path, {"numbers": np.array("{}"), "model|items": arrays})
+
+
+def federated_run(
+    folder: Path, strategy: str, seed: int, validation: list[float], ndcg: float, changes: str = "", **result: Any
+) -> Path:
+    """A run of some strategy on ml-100k: validation NDCG by round, test NDCG, recall half of it, 2 MiB both ways."""
+    settings = load_settings("ml-100k", strategy, seed, changes)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"settings": settings.model_dump()}))
+    lines = [
+        {"round": number, "validation": {"recall@10": value / 2, "ndcg@10": value}, "bytes_up_per_client": 1024.0}
+        for number, value in enumerate(validation, 1)
+    ]
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    best = max(range(len(validation)), key=validation.__getitem__)
+    found = RESULT | {
+        "dataset": "ml-100k", "strategy": strategy, "seed": seed, "rounds": len(validation), "best_round": best + 1,
+        "validation": {"recall@10": validation[best] / 2, "ndcg@10": validation[best]},
+        "test": {"recall@10": ndcg / 2, "ndcg@10": ndcg}, "bytes_up": 2**20, "bytes_down": 2**20,
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(found | result))
+    return folder
+
+
+# One grey pixel.
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010800000000"
+    "3a7e9b550000000a49444154789c6368000000820081770ccf880000000049454e44ae426082"
+)
+
+
+def study(folder: Path) -> Path:
+    """A study with two arms on two data sets; its title and texts try to leave their place in the page."""
+    for data, kind in (("id", "id"), ("taste", "taste")):
+        for arm, strategy, test in (("none", "fedcia", 0.2), ("utility", "fedhur", 0.3)):
+            for seed in (1, 2):
+                federated_run(
+                    folder / "runs" / data / arm / f"seed-{seed}", strategy, seed, [0.1, 0.2], test + seed / 100,
+                    f"dataset.clients.kind={kind}",
+                )  # fmt: skip
+    (folder / "study.json").write_text(
+        json.dumps(
+            {
+                "study": "relations", "title": "Relations </title><script>alert(1)</script>",
+                "question": "<b>Which?</b>",
+                "command": "fedhur study relations", "made": "2026-11-30", "machine": "Linux x86_64, 2 cores",
+                "arms": [
+                    {"name": "utility", "data": "id", "strategy": "fedhur", "set": [], "x": None},
+                    {"name": "none", "data": "id", "strategy": "fedcia", "set": ["a.b=\"<i>\""], "x": None},
+                ],
+                "seeds": [1, 2],
+                "figures": [
+                    {"file": "sweep.png", "title": "Sweep <1>", "says": "\"quoted\""},
+                    {"file": "../outside.png", "title": "x"},
+                ],
+                "tables": [{"file": "summary.csv", "title": "Means"}],
+            }
+        )
+    )  # fmt: skip
+    (folder / "report.md").write_text(
+        "# Relations\n\nSee <img src=x onerror=alert(2)> and\n\n![Sweep](sweep.png)\n\n"
+        "| arm | ndcg |\n| --- | ---: |\n| none | 0.2 |\n| utility | **0.3** |\n"
+    )
+    for place in (folder / "sweep.png", folder.parent / "outside.png"):
+        place.write_bytes(PNG)
+    (folder / "curve.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"><script>alert(3)</script></svg>')
+    (folder / "summary.csv").write_text("arm,mean\nnone,0.215\n<script>,0.315\n")
+    return folder
