@@ -200,7 +200,7 @@ def test_answers_do_not_depend_on_how_much_is_matched_at_once(overrides, monkeyp
         round_.clients = [round_.client(k) for k in range(CLIENTS)]
         answers.append(round_.play(monkeypatch))
         statistics.append(round_.server.statistics)
-        scorers.append(round_.server.scorer)
+        scorers.append(round_.server.scorers.get(0))
     for filters, told, scorer in zip(answers[1:], statistics[1:], scorers[1:], strict=True):
         torch.testing.assert_close(filters, answers[0], rtol=1e-4, atol=1e-4)
         assert told["relation"].keys() == statistics[0]["relation"].keys()
@@ -313,15 +313,15 @@ def test_this_rounds_weights_use_the_scorer_of_the_previous_round():
         return EnergyScores(rho, rho.square().sum(dim=-1), torch.rand(2, CLIENTS, generator=generator))
 
     rows = 2 * CLIENTS**2
-    server.scorer = server._new_scorer(5)
-    server.training = server.scorer.draw(rows, generator)
-    server._corrected(energies(), 0)
-    server.scorer.fit(server.training)
-    before = copy.deepcopy(server.scorer)
+    scorer = server.scorers[0] = server._new_scorer(0, 5)
+    server.training = {0: scorer.draw(rows, generator)}
+    server._corrected(energies(), 0, 0)
+    scorer.fit(server.training[0])
+    before = copy.deepcopy(scorer)
     second = energies()
-    server.training = server.scorer.draw(rows, generator)
-    result = server._corrected(second, 0)
-    server.scorer.fit(server.training)
+    server.training = {0: scorer.draw(rows, generator)}
+    result = server._corrected(second, 0, 0)
+    scorer.fit(server.training[0])
 
     def by(scorer):
         kinds = [second.rho, second.nu[:, None, :, None].expand(2, CLIENTS, CLIENTS, 1), second.total.sqrt()[..., None]]
@@ -329,7 +329,7 @@ def test_this_rounds_weights_use_the_scorer_of_the_previous_round():
         return corrected_scores(second.total, scorer.predict(x), server.settings.score.correction)
 
     torch.testing.assert_close(result, by(before))
-    assert (result - by(server.scorer)).abs().max() > 1e-3
+    assert (result - by(scorer)).abs().max() > 1e-3
 
 
 def test_a_client_without_a_query_is_neither_target_nor_candidate(monkeypatch):
