@@ -52,6 +52,7 @@ class Arm(Section):
         paper: What the paper reports for it, by metric, on the first of the study's data.
         worker: A module of fedhur_app/studies/workers/ that makes its runs; None: `fedhur run`.
         options: Words for the worker.
+        only: Labels of the data that it runs on; empty: all.
     """
 
     name: Name
@@ -62,6 +63,7 @@ class Arm(Section):
     paper: dict[Metric, float] = Field(default={})
     worker: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
     options: list[str] = Field(default=[])
+    only: list[str] = Field(default=[])
 
 
 class Axis(Section):
@@ -76,20 +78,27 @@ class Axis(Section):
     scale: Literal["linear", "log", "log2"] = "linear"
 
 
+# A run of these settings takes less than a second.
+TINY = (
+    *("dataset.synthetic.users=40", "dataset.synthetic.items=60", "dataset.synthetic.interactions_per_user=12"),
+    *("dataset.clients.number=4", "model.dim=8", "rounds=2", "min_rounds=1", "score.steps=3", "relation.query_width=3"),
+)
+
+
 class Quick(Section):
-    """What replaces, or with `set` comes after, the study's own values in its small version; null keeps them.
+    """What the small version of a study has in place of the study's own.
 
     Attributes:
-        datasets: Data.
+        datasets: Data, in place of all.
         seeds: Seeds.
-        arms: Names of the arms that are kept.
-        changes: More settings (`set`) of all runs.
+        arms: Names of the arms that are kept; None: all.
+        changes: Settings (`set`) of all runs, after the study's.
     """
 
-    datasets: dict[Name, Data] | None = None
-    seeds: list[int] | None = None
+    datasets: dict[Name, Data] = Field(default_factory=lambda: {"synthetic": Data(dataset="synthetic")}, min_length=1)
+    seeds: list[int] = Field(default=[1, 2], min_length=1)
     arms: list[str] | None = None
-    changes: Changes = Field(default=[], alias="set")
+    changes: Changes = Field(default=list(TINY), alias="set")
 
 
 class Definition(Section):
@@ -132,6 +141,12 @@ class Definition(Section):
     @model_validator(mode="after")
     def _consistent(self) -> "Definition":
         names = [arm.name for arm in self.arms]
+        for arm in self.arms:
+            for label in arm.only:
+                if label not in self.datasets:
+                    raise ValueError(
+                        f"arm {arm.name!r}: only names {label!r}, which is no data{nearest(label, list(self.datasets))}"
+                    )
         if twice := [name for i, name in enumerate(names) if name in names[:i]]:
             raise ValueError(f"arm {twice[0]!r} is named twice")
         wanted = {"against": [self.against] if self.against else [], "gain": self.gain, "quick.arms": self.quick.arms}
@@ -146,15 +161,21 @@ class Definition(Section):
                 raise ValueError(f"{figure_or_table} needs gain, the arms over which gain is measured")
         return self
 
+    def arms_on(self, data: str) -> list[Arm]:
+        """The arms that run on the data of a label."""
+        return [arm for arm in self.arms if not arm.only or data in arm.only]
+
     def smaller(self) -> "Definition":
         """The version that `--quick` runs."""
         quick = self.quick
-        kept = [arm for arm in self.arms if quick.arms is None or arm.name in quick.arms]
+        kept = [
+            arm.model_copy(update={"only": []}) for arm in self.arms if quick.arms is None or arm.name in quick.arms
+        ]
         names = [arm.name for arm in kept]
         return self.model_copy(
             update={
-                "datasets": quick.datasets or self.datasets,
-                "seeds": quick.seeds or self.seeds,
+                "datasets": quick.datasets,
+                "seeds": quick.seeds,
                 "arms": kept,
                 "changes": [*self.changes, *quick.changes],
                 "against": self.against if self.against in names else None,

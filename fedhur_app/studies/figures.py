@@ -72,8 +72,11 @@ def _convergence(results: Results, folder: Path) -> list[Drawn]:
     from matplotlib.ticker import MaxNLocator
 
     figure, panels = _panels(results.data)
+    styles = _styles([arm.name for arm in results.definition.arms])
     for data, panel in zip(results.data, panels, strict=True):
-        for arm, style in _styles(results.arms).items():
+        for arm, style in styles.items():
+            if (data, arm) not in results.cells:
+                continue
             rows = [_validation(history, results.metric) for history in results.histories[data, arm] if history]
             if not rows:
                 continue
@@ -92,8 +95,11 @@ def _convergence(results: Results, folder: Path) -> list[Drawn]:
 
 def _bytes(results: Results, folder: Path) -> list[Drawn]:
     figure, panels = _panels(results.data)
+    styles = _styles([arm.name for arm in results.definition.arms])
     for data, panel in zip(results.data, panels, strict=True):
-        for arm, style in _styles(results.arms).items():
+        for arm, style in styles.items():
+            if (data, arm) not in results.cells:
+                continue
             histories = [history for history in results.histories[data, arm] if history]
             if not histories:
                 continue
@@ -127,7 +133,8 @@ def _sweep(results: Results, folder: Path) -> list[Drawn]:
     styles = _styles([*lines, *(arm.name for arm in level)])
     titles = [(data, name) for data in results.data for name in TESTED]
     for (data, name), panel in zip(titles, panels, strict=True):
-        found = {arm.name: results.summaries[data, arm.name].get(f"test_{name}@{results.k}") for arm in arms}
+        column = f"test_{name}@{results.k}"
+        found = {arm.name: results.summaries.get((data, arm.name), {}).get(column) for arm in arms}
         for line in lines:
             points = sorted(
                 (arm.x, summary)
@@ -159,7 +166,7 @@ def _gain(results: Results, over: str, folder: Path) -> list[Drawn]:
     cells = {
         (data, arm): np.sort(np.concatenate([gain.of_clients for _, gain in found]))
         for data, arm in results.cells
-        if arm != over and (found := results.seed_gains(data, arm, over))
+        if (found := results.seed_gains(data, arm, over))
     }
     if not cells:
         return []

@@ -48,7 +48,7 @@ def plan(definition: Definition, folder: Path) -> list[StudyRun]:
     runs = []
     for label, data in definition.datasets.items():
         settings, changes = {}, {}
-        for arm in definition.arms:
+        for arm in definition.arms_on(label):
             changes[arm.name] = (*compare.CHANGES, *definition.changes, *data.changes, *arm.changes)
             try:
                 settings[arm.name] = load_settings(
@@ -72,7 +72,7 @@ def plan(definition: Definition, folder: Path) -> list[StudyRun]:
                 changes[arm.name],
             )
             for seed in definition.seeds
-            for arm in definition.arms
+            for arm in definition.arms_on(label)
         ]
     return sorted(runs, key=lambda run: definition.seeds.index(run.seed))
 

@@ -111,7 +111,6 @@ def _csv_files(results: Results, outcomes: Sequence[Outcome], folder: Path) -> d
                 [data, arm, over, seed, *row]
                 for data, arm in results.cells
                 for over in results.definition.gain
-                if arm != over
                 for seed, gain in results.seed_gains(data, arm, over)
                 for row in zip(gain.clients.tolist(), gain.sizes.tolist(), gain.of_clients.tolist(), strict=True)
             ],
@@ -180,7 +179,7 @@ def _tables(results: Results, data: str) -> list[Table]:
 
 def _test_table(results: Results, data: str) -> Table:
     """Test metrics of every arm, the paper's beside them."""
-    arms, first = results.definition.arms, data == results.data[0]
+    arms, first = results.definition.arms_on(data), data == results.data[0]
     metrics: list[Metric] = [
         results.definition.metric,
         *(name for name in get_args(Metric) if name != results.definition.metric),
@@ -219,7 +218,7 @@ def _against_table(results: Results, data: str) -> list[Table]:
     found = {(t.level, t.arm): t for t in results.tests if t.data == data and t.metric == results.metric}
     head = ["arm", "seeds", "difference", "95 % interval", "t p (Holm)", "users", "difference", "W p (Holm)"]
     rows = []
-    for arm in (arm for arm in results.arms if arm != against):
+    for arm in (arm for arm in results.arms_on(data) if ("seeds", arm) in found):
         seeds, users = found["seeds", arm], found["users", arm]
         cells = [arm, str(seeds.test.n), number_text(seeds.test.difference, 4), interval_text(seeds.spread)]
         cells += [p_text(seeds.t_holm), str(users.test.n), number_text(users.test.difference, 4)]
@@ -247,7 +246,7 @@ def _cost_table(results: Results, data: str) -> Table:
             arm.name,
             *(spread_text(_value(results, data, arm, column), unit, digits) for column, _, unit, digits in columns),
         ]
-        for arm in results.definition.arms
+        for arm in results.definition.arms_on(data)
     ]
     return Table(
         "Cost, mean ± standard deviation over seeds", ["arm", *(name for _, name, _, _ in columns)], rows, 1, set()
@@ -270,21 +269,23 @@ def _measured(measured: list[Measured], data: str, over: str, title: str) -> Tab
 
 
 def _traffic_table(results: Results, data: str) -> Table:
-    sizes = {arm: traffic.by_record(results.histories[data, arm]) for arm in results.arms}
+    arms = results.arms_on(data)
+    sizes = {arm: traffic.by_record(results.histories[data, arm]) for arm in arms}
     records = list(dict.fromkeys(record for by_record in sizes.values() for record in by_record))
-    rows = [
-        [*record, *(number_text(sizes[arm].get(record, math.nan) / KIB, 2) for arm in results.arms)]
-        for record in records
-    ]
+    rows = [[*record, *(number_text(sizes[arm].get(record, math.nan) / KIB, 2) for arm in arms)] for record in records]
     for direction in ("up", "down"):
-        totals = [sum(size for (_, way, _), size in sizes[arm].items() if way == direction) for arm in results.arms]
+        totals = [
+            sum(size for (_, way, _), size in sizes[arm].items() if way == direction) for arm in results.arms_on(data)
+        ]
         rows.append(["all", direction, "all", *(number_text(total / KIB, 2) for total in totals)])
-    return Table("KiB a client and round", ["stage", "way", "record", *results.arms], rows if records else [], 3, set())
+    return Table("KiB a client and round", ["stage", "way", "record", *arms], rows if records else [], 3, set())
 
 
 def _budget_table(results: Results, data: str) -> Table:
     budgets = results.budgets_on(data)
-    rows = [[arm, *(spread_text(results.within(data, arm, budget)) for budget in budgets)] for arm in results.arms]
+    rows = [
+        [arm, *(spread_text(results.within(data, arm, budget)) for budget in budgets)] for arm in results.arms_on(data)
+    ]
     title = f"Best validation {results.metric} within a budget (MiB, both ways, all clients)"
     return Table(title, ["arm", *(f"{budget:g}" for budget in budgets)], rows if budgets else [], 1, set())
 

@@ -72,12 +72,17 @@ class Results:
     def __init__(self, definition: Definition, outcomes: Sequence[Outcome]) -> None:
         self.definition = definition
         self.data = list(definition.datasets)
-        self.arms = [arm.name for arm in definition.arms]
-        self.cells: dict[tuple[str, str], list[Outcome]] = {(data, arm): [] for data in self.data for arm in self.arms}
+        self.cells: dict[tuple[str, str], list[Outcome]] = {
+            (data, arm): [] for data in self.data for arm in self.arms_on(data)
+        }
         for outcome in outcomes:
             if outcome.status == "completed":
                 self.cells[key_of(outcome)].append(outcome)
         self.k = outcomes[0].run.settings.evaluation.k
+
+    def arms_on(self, data: str) -> list[str]:
+        """Names of the arms that run on the data of a label."""
+        return [arm.name for arm in self.definition.arms_on(data)]
 
     @property
     def metric(self) -> str:
@@ -119,7 +124,8 @@ class Results:
         return [] if against is None else [each for data in self.data for each in self._tests_on(data, against)]
 
     def _tests_on(self, data: str, against: str) -> Iterator[Tested]:
-        others = [arm for arm in self.arms if arm != against]
+        arms = self.arms_on(data)
+        others = [arm for arm in arms if arm != against] if against in arms else []
         pairs = {arm: shared_seeds(self.cells[data, arm], self.cells[data, against]) for arm in others}
         levels: tuple[Literal["seeds", "users"], ...] = ("seeds", "users")
         for base in TESTED:
@@ -139,7 +145,9 @@ class Results:
                     yield Tested(data, metric, level, arm, against, test, spread, *p_values)
 
     def seed_gains(self, data: str, arm: str, over: str) -> list[tuple[int, fairness.Gain]]:
-        """Seed and gain of each pair of runs with users."""
+        """Seed and gain of each pair of runs with users; none of an arm over itself."""
+        if arm == over or (data, over) not in self.cells:
+            return []
         shared = shared_seeds(self.cells[data, arm], self.cells[data, over])
         metric = self.definition.metric
         return [
@@ -154,7 +162,7 @@ class Results:
         found = []
         for data, arm in self.cells:
             for over in self.definition.gain:
-                gains = [each for _, each in self.seed_gains(data, arm, over)] if arm != over else []
+                gains = [each for _, each in self.seed_gains(data, arm, over)]
                 for who in ("clients", "users"):
                     values = [getattr(each, f"of_{who}") for each in gains]
                     for name, of in (
@@ -183,7 +191,7 @@ class Results:
                     by_name.setdefault(name, []).append(value)
             found += [Measured(data, arm, "", name, _summary(values)) for name, values in by_name.items()]
             for over in self.definition.gain:
-                gains = [each.of_users for _, each in self.seed_gains(data, arm, over)] if arm != over else []
+                gains = [each.of_users for _, each in self.seed_gains(data, arm, over)]
                 if gains:
                     # Two numbers, since many users have the same value in both.
                     better, worse = (
@@ -196,7 +204,7 @@ class Results:
 
     def budgets_on(self, data: str) -> list[float]:
         """Budgets in MiB at which the arms are compared on one data."""
-        return traffic.budgets([history for arm in self.arms for history in self.histories[data, arm]])
+        return traffic.budgets([history for arm in self.arms_on(data) for history in self.histories[data, arm]])
 
     def within(self, data: str, arm: str, budget: float) -> Summary:
         """Best validation within a budget of MiB over seeds; without values where a seed has none."""

@@ -92,7 +92,7 @@ def describe(definition: Definition, making: Making) -> dict[str, Any]:
                 **({"worker": arm.worker, "options": arm.options} if arm.worker else {}),
             }
             for label, data in definition.datasets.items()
-            for arm in definition.arms
+            for arm in definition.arms_on(label)
         ],
         "seeds": definition.seeds,
         "figures": [],
