@@ -176,7 +176,7 @@ def _gain(results: Results, over: str, folder: Path) -> list[Drawn]:
         colours = [_COLOURS[1] if value < 0 else _COLOURS[0] for value in values]
         panel.bar(np.arange(1, len(values) + 1), values, width=1.0, color=colours)
         panel.axhline(0, color="black", linewidth=0.8)
-        panel.set(ylim=(-limit, limit), xlabel="clients of all seeds, sorted", ylabel=f"test {results.metric}")
+        panel.set(ylim=(-limit, limit), xlabel="clients of all seeds, sorted", ylabel=f"gain in {results.metric}")
     name = f"gain-{over}"
     save(figure, folder, name, ("png",))
     says = f"A bar for each client and seed: mean over its users of the test {results.metric} minus that of {over}."

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from fedhur_app.data.catalog import DATASETS
 from fedhur_app.evaluation.statistics import Summary, summarise
 from fedhur_app.files import write_json, write_text
 from fedhur_app.reporting.comparison import P_VALUES, interval_text, notes_on_runs, spread_text
@@ -339,6 +340,8 @@ def _notes(results: Results, outcomes: Sequence[Outcome]) -> list[str]:
             "Users share the seeds and the models trained on each other's data: tests over users tell about more users,"
             " not about more seeds. All metrics: tests.csv."
         )
+    if any((entry := DATASETS.get(data.dataset)) and entry.generate for data in definition.datasets.values()):
+        notes.append("Synthetic data are drawn anew for every seed: a user number is another user in each of them.")
     if any(arm.paper for arm in definition.arms):
         notes.append(
             "Paper: arXiv 2609.11632, ML-100K, its own split and frame, no seeds or intervals given; it stands beside "
