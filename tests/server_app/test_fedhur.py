@@ -349,6 +349,7 @@ def test_settings_decide_which_scorer_a_level_has_and_when_it_is_trained(timing,
         "server_app.strategies.fedhur.corrected_scores",
         lambda *of: added.append(of[1]) or corrected_scores(*of),
     )
+    round_.tables = round_.tables.flip(1) ** 2
     round_.clients = [round_.client(k) for k in range(CLIENTS)]
     round_.play(monkeypatch)
     after = round_.server.scorers

@@ -248,12 +248,15 @@ def test_the_report_has_the_paper_beside_ours_and_all_figures(made: tuple[Path, 
         assert (folder / figure["file"]).read_bytes().startswith(b"\x89PNG")
         assert f"]({figure['file']})" in text
     assert all((folder / table["file"]).is_file() for table in about["tables"])
-    tables = {table.partition(":")[0]: table for table in re.split(r"\n\n(?=[^|\n]+; data: \w+:\n)", text)}
-    even = {
-        line.split("|")[1].strip(): line
-        for line in tables["Test, mean ± standard deviation over seeds; data"].splitlines()
-        if "|" in line
-    }
+
+    def cells(title: str) -> dict[str, list[str]]:
+        lines = text.partition(f"{title}; data: even:\n\n")[2].partition("\n\n")[0].splitlines()
+        return {row[1]: row for line in lines if (row := [cell.strip() for cell in line.split("|")])}
+
+    assert cells("Test, mean ± standard deviation over seeds")["shared"][-3:-1] == ["0.2500", "0.5000"]
+    assert cells("NDCG@10 minus that of shared")["narrow"][-2] == "-0.0500"
+    assert cells("NDCG@10 minus that of shared")["alone"][-2] == "-"
+    assert "paper" not in text.partition("data: tastes:")[2].partition("KiB a client")[0]
     for part in ("A note of the study.", "arXiv 2609.11632", "`fedhur study small`", "KiB a client and round"):
         assert part in text
 
