@@ -39,6 +39,7 @@ def write_study(definition: Definition, about: dict[str, Any], outcomes: Sequenc
     if special is not None and any(outcome.status == "completed" for outcome in outcomes):
         body = special([outcome.run for outcome in outcomes if outcome.status == "completed"], folder)
         drawn = [figures.Drawn(path.name, path.stem, "") for path in sorted(folder.glob("*.png"))]
+        tables |= {path.name: path.stem for path in sorted(folder.glob("*.csv")) if path.name not in tables}
     else:
         drawn = figures.draw(results, folder)
         parts = [table_markdown(table) for data in results.data for table in _tables(results, data)]

@@ -362,6 +362,7 @@ def test_a_study_may_write_its_own_report(
 
     def special(runs: list[Any], folder: Path) -> str:
         seen.extend(runs)
+        (folder / "own.csv").write_text("a,b\n")
         return f"So many runs: {len(runs)}.\n"
 
     monkeypatch.setattr(report, "special_report", lambda study: special if study == "small" else None)
@@ -369,6 +370,8 @@ def test_a_study_may_write_its_own_report(
     assert "So many runs: 10." in (earlier / "report.md").read_text()
     assert {(run.data, run.arm.name, run.seed) for run in seen} >= {("even", "narrow", 1), ("tastes", "alone", 2)}
     assert all((run.folder / "result.json").is_file() for run in seen)
+    about = json.loads((earlier / "study.json").read_text())
+    assert {"file": "own.csv", "title": "own"} in about["tables"]
 
 
 def test_a_report_of_its_own_is_found_by_the_name_of_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
