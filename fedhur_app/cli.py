@@ -1,4 +1,4 @@
-"""The `fedhur` command: run, compare, markets, tune, report, data, deploy, strategies, recommend, export.
+"""The `fedhur` command: run, compare, study, report, markets, tune, data, deploy, strategies, recommend, export.
 
 Heavy packages (torch, Flower, the data code) are imported where they are used, so that `--help` is quick.
 """
@@ -289,6 +289,44 @@ def report(
 
 def _many(count: int, one: str, more: str) -> str:
     return f"{count} {one if count == 1 else more}"
+
+
+@app.command()
+def study(
+    name: Annotated[str | None, typer.Argument(help="A file in conf/study/; without it all are listed.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The small version: seconds, to see that it works.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Output folder (default: studies/<name>[-quick]). Completed runs in it are kept."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a core).")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N,N,...", help="In place of the study's.")] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Make no runs, only the report of those that are there.")
+    ] = False,
+) -> None:
+    """Run a study: many runs that answer one question, with tables, tests and figures."""
+    import os
+
+    from fedhur_app.studies.definition import load_study, study_names
+
+    if name is None:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for each in study_names():
+            table.add_row(*map(Text, (each, load_study(each).question)))
+        out.print(table)
+        return
+    from fedhur_app.studies import runner
+
+    definition = load_study(name)
+    if quick:
+        definition = definition.smaller()
+    if seeds is not None:
+        definition = definition.model_copy(update={"seeds": _numbers(seeds)})
+    folder = (output or Path("studies") / f"{name}{'-quick' if quick else ''}").expanduser().resolve()
+    words = ["fedhur", "study", name, *(["--quick"] if quick else []), *(["--seeds", seeds] if seeds else [])]
+    made = runner.Making(name, shlex.join(words), quick)
+    raise typer.Exit(runner.study(definition, made, folder, jobs or os.cpu_count() or 1, _plain, report_only))
 
 
 def _listed(text: str) -> list[str]:

@@ -8,7 +8,7 @@ goes on where it was stopped. Tables are made from the folders of the runs that 
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -74,16 +74,11 @@ def plan(
         ConfigError: An unknown name or key, an impossible value.
         SweepError: Nothing to compare, a name or seed twice, strategies that would be tested in different ways.
     """
-    for what, values in (("strategy", strategies), ("seed", seeds)):
-        twice = [value for i, value in enumerate(values) if value in values[:i]]
-        if not values or twice:
-            raise SweepError(f"{what} {twice[0]} is named twice" if twice else f"name at least one {what}")
-    bad = [seed for seed in seeds if not 0 <= seed < 2**32]
-    if bad:
-        raise SweepError(f"seed {bad[0]} is not between 0 and {2**32 - 1}")
+    _check_named("strategy", strategies)
+    check_seeds(seeds)
     overrides = shlex.join([*command.changes, *changes])
     settings = {strategy: load_settings(dataset, strategy, seeds[0], overrides) for strategy in strategies}
-    _check_comparable(settings)
+    check_comparable(settings)
     names = [strategy.replace("/", "-") for strategy in strategies]
     for strategy, name in zip(strategies, names, strict=True):
         if names.count(name) > 1:
@@ -101,21 +96,51 @@ def plan(
     ]
 
 
-def _check_comparable(settings: dict[str, Settings]) -> None:
-    """All strategies must be tested on the same rows with lists of the same length."""
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse no seeds, a seed twice, a seed that no run takes.
+
+    Raises:
+        SweepError: Naming the seed.
+    """
+    _check_named("seed", seeds)
+    bad = [seed for seed in seeds if not 0 <= seed < 2**32]
+    if bad:
+        raise SweepError(f"seed {bad[0]} is not between 0 and {2**32 - 1}")
+
+
+def _check_named(what: str, values: Sequence[object]) -> None:
+    twice = [value for i, value in enumerate(values) if value in values[:i]]
+    if not values or twice:
+        raise SweepError(f"{what} {twice[0]} is named twice" if twice else f"name at least one {what}")
+
+
+def check_comparable(settings: Mapping[str, Settings], what: str = "strategies") -> None:
+    """All must be tested on the same rows with lists of the same length.
+
+    Args:
+        settings: By name.
+        what: What the names are, for the error.
+
+    Raises:
+        SweepError: Naming two that are not, and the setting.
+    """
     first, *others = settings
     for other in others:
         for key in ("dataset.name", "dataset.split", "dataset.synthetic", "dataset.markets", "evaluation.k"):
             one, two = (attrgetter(key)(settings[name]) for name in (first, other))
             if one != two:
                 raise SweepError(
-                    f"strategies {first} and {other} cannot be compared: {key} is {one} in one and {two} in the other. "
+                    f"{what} {first} and {other} cannot be compared: {key} is {one} in one and {two} in the other. "
                     "Give all the same value with --set"
                 )
 
 
-def finished(runs: list[Run]) -> dict[Run, Outcome]:
+def finished(runs: Sequence[Run], read: Callable[[Run], Outcome] = read_outcome) -> dict[Run, Outcome]:
     """The runs that earlier commands completed. Nothing is changed on the disk.
+
+    Args:
+        runs: The planned runs.
+        read: What a run's folder tells.
 
     Raises:
         SweepError: One has other settings than wanted now, or a folder of these names was not made here.
@@ -124,7 +149,7 @@ def finished(runs: list[Run]) -> dict[Run, Outcome]:
     for run in runs:
         if not run.folder.exists():
             continue
-        outcome = read_outcome(run)
+        outcome = read(run)
         if outcome.status == "completed":
             _check_settings(run)
             found[run] = outcome
@@ -180,37 +205,74 @@ def compare(
         SweepError: The folder does not fit; nothing was run or removed then.
         DataError: The data set is unknown or cannot be fetched.
     """
+
+    def words(run: Run) -> list[str]:
+        return command_of(run, runtime, [*command.changes, *changes])
+
+    outcomes, stopped = carry_out(runs, folder, words, jobs, say, command.name)
+    say("")
+    say(command.report(outcomes, folder))
+    return ended(outcomes, stopped, folder, say)
+
+
+def carry_out(
+    runs: Sequence[Run],
+    folder: Path,
+    words: Callable[[Run], list[str]],
+    jobs: int,
+    say: Say,
+    name: str,
+    read: Callable[[Run], Outcome] = read_outcome,
+) -> tuple[list[Outcome], bool]:
+    """Do the runs that are not finished yet.
+
+    Args:
+        runs: All runs, each with a folder of its own below `folder`.
+        folder: Output folder; made if absent.
+        words: The command of a run.
+        jobs: Runs at once, >= 1.
+        say: Takes each line for people.
+        name: Of the `fedhur` command whose runs they are.
+        read: What a run's folder tells.
+
+    Returns:
+        What became of the runs, in their order; whether a signal stopped them.
+
+    Raises:
+        SweepError: The folder does not fit; nothing was run or removed then.
+        DataError: A data set is unknown or cannot be fetched.
+    """
     if (folder / "result.json").exists():
         raise SweepError(f"{folder} holds a single run: choose another --output")
-    with locked(folder, command.name) as lock:
+    with locked(folder, name) as lock:
         say(f"output: {folder}")
-        outcomes = finished(runs)
+        outcomes = finished(runs, read)
         waiting = {run.folder: run for run in runs if run not in outcomes}
         if outcomes:
             say(f"{len(outcomes)} of {len(runs)} runs are completed already")
-        if waiting:
-            _fetch(runs[0].settings.dataset.name, say)
+        for dataset in dict.fromkeys(run.settings.dataset.name for run in waiting.values()):
+            _fetch(dataset, say)
 
-        def words(folder: Path) -> list[str]:
-            return command_of(waiting[folder], runtime, [*command.changes, *changes])
-
-        def ended(process: Ended) -> None:
+        def note(process: Ended) -> None:
             run = waiting[process.folder]
-            outcomes[run] = outcome = _outcome_of(run, process)
+            outcomes[run] = outcome = _outcome_of(run, process, read)
             say(f"[{len(outcomes)}/{len(runs)}] {_progress_line(outcome)}")
 
         with collected_signals() as signals:
-            stopped = run_all(waiting, words, jobs, ended, lock, signals, say)
+            stopped = run_all(waiting, lambda path: words(waiting[path]), jobs, note, lock, signals, say)
     for run in runs:
         if run not in outcomes:  # a run may have completed while it was being stopped
-            outcome = read_outcome(run)
+            outcome = read(run)
             outcomes[run] = outcome if outcome.status == "completed" else Outcome(run, "not run")
-    say("")
-    say(command.report([outcomes[run] for run in runs], folder))
+    return [outcomes[run] for run in runs], stopped
+
+
+def ended(outcomes: Sequence[Outcome], stopped: bool, folder: Path, say: Say) -> int:
+    """Say how it ended; returns the exit status (0: all completed, 1: a run failed, 130: stopped)."""
     if stopped:
         say("stopped; the same command with --output goes on with the runs that are missing")
     say(f"output: {folder}")
-    failed = any(outcome.status == "failed" for outcome in outcomes.values())
+    failed = any(outcome.status == "failed" for outcome in outcomes)
     return 130 if stopped else int(failed)
 
 
@@ -228,9 +290,9 @@ def _fetch(dataset: str, say: Say) -> None:
         catalog.fetch(dataset, say=say)
 
 
-def _outcome_of(run: Run, process: Ended) -> Outcome:
+def _outcome_of(run: Run, process: Ended, read: Callable[[Run], Outcome]) -> Outcome:
     if (run.folder / "result.json").is_file():
-        return read_outcome(run)
+        return read(run)
     return Outcome(run, "failed", f"{process.reason} (see {run.folder / OUTPUT_LOG})")
 
 
@@ -240,4 +302,5 @@ def _progress_line(outcome: Outcome) -> str:
         return f"{run.label} failed: {outcome.reason}"
     metric = f"ndcg@{run.settings.evaluation.k}"
     value = outcome.values.get(f"test_{metric}", math.nan)
-    return f"{run.label}: test {metric} {number_text(value, 4)}, {outcome.values['seconds']:.0f} s"
+    seconds = number_text(outcome.values.get("seconds", math.nan), 0)
+    return f"{run.label}: test {metric} {number_text(value, 4)}, {seconds} s"

@@ -231,6 +231,7 @@ class RelationSettings(Section):
     match: Literal["energy", "cosine"]
     query: Literal["symmetric", "local", "right", "left"]
     query_width: Positive
+    query_norm: Literal["columns", "none"]
     filter_scale: Literal["none", "spectral"]
     client_scale: Literal["none", "unit"]
     include_self: bool
@@ -245,6 +246,9 @@ class ScoreSettings(Section):
     lr: PositiveFloat
     steps: Positive
     batch: Positive
+    timing: Literal["previous", "same"]
+    per_level: bool
+    analytic: bool
     standardize: bool
     tau: PositiveFloat
 

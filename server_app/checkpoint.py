@@ -81,7 +81,7 @@ class RunFolder:
         write_json(self.result, result)
 
     def save_users(self, records: list[dict[str, Tensor]]) -> None:
-        """Write users.npz: number of each user in the data set, rising, and the user's test metrics."""
+        """Write users.npz: number of each user in the data set, rising, client, training rows, test metrics."""
         columns = {name: torch.cat([record[name] for record in records]).numpy() for name in records[0]}
         order = np.argsort(columns["user"], kind="stable")
         write_arrays(self.path / "users.npz", {name: column[order] for name, column in columns.items()})

@@ -104,7 +104,11 @@ class ClientAlgorithm:
         ranks = self.rank("test", self.best_model(best_round))
         reply = Content(_prefixed("test", ranks.sums()))
         if self.settings.evaluation.per_user:
-            columns = {"user": self.shard.users[ranks.users]}
+            columns = {
+                "user": self.shard.users[ranks.users],
+                "client": np.full(len(ranks.users), self.shard.client),
+                "interactions": self.shard.train.counts[ranks.users],
+            }
             if self.shard.markets is not None:
                 columns["market"] = self.shard.markets[ranks.users]
             columns |= {name: getattr(ranks, name) for name in METRICS}

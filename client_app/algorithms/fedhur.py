@@ -45,7 +45,8 @@ class Client(ClientAlgorithm):
         for number, level in enumerate(hierarchy.levels, start=1):
             directions = projection(level, relation.query_width, seed, number)
             signal = utility(grams[number - 1], public[number - 1], relation.query)
-            query = queries(signal, directions, normalise=relation.match == "energy")
+            normalise = relation.match == "energy" and relation.query_norm == "columns"
+            query = queries(signal, directions, normalise)
             answer[f"level.{number}"] = query[level.mask]
         return Content(arrays={"queries": answer})
 

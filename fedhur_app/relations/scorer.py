@@ -35,6 +35,18 @@ class TrainingRows:
         self._target = torch.empty(0)
         self._seen = 0
 
+    @classmethod
+    def draw(cls, rows: int, steps: int, batch: int, generator: torch.Generator) -> "TrainingRows":
+        """Choose random minibatches out of ``rows`` rows.
+
+        Raises:
+            ValueError: Without any rows.
+        """
+        if rows < 1:
+            raise ValueError("The scorer needs at least one row to train on.")
+        picked = [torch.randint(rows, (min(batch, rows),), generator=generator) for _ in range(steps)]
+        return cls(torch.stack(picked))
+
     def collect(self, first: int, features: torch.Tensor, target: torch.Tensor) -> None:
         """Take what is wanted of the rows ``first``, ``first + 1``, ...; every row must pass by once, in any order.
 
@@ -116,10 +128,7 @@ class Scorer:
         Raises:
             ValueError: Without any rows.
         """
-        if rows < 1:
-            raise ValueError("The scorer needs at least one row to train on.")
-        picked = [torch.randint(rows, (min(self.batch, rows),), generator=generator) for _ in range(self.steps)]
-        return TrainingRows(torch.stack(picked))
+        return TrainingRows.draw(rows, self.steps, self.batch, generator)
 
     def fit(self, rows: "TrainingRows") -> float:
         """A few steps on ``sum (f_psi(x) - target)^2`` (eq. 20), estimated on random minibatches.

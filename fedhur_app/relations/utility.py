@@ -69,7 +69,8 @@ def queries(utilities: torch.Tensor, projections: torch.Tensor, normalise: bool 
     Args:
         utilities: ``U (..., b, b)``.
         projections: ``P (..., b, q)``.
-        normalise: False gives the sketch ``U P`` itself, which cosine matching needs.
+        normalise: False gives the sketch ``U P`` itself, which cosine matching needs; energies of it weigh a
+            direction by the square of its length.
 
     Returns:
         ``(..., b, q)``.

@@ -82,8 +82,10 @@ def paired_tests(outcomes: list[Outcome]) -> list[Comparison]:
         for level in levels:
             tests = []
             for name, other in pairs:
-                shared = _shared_seeds(completed[name], completed[other])
-                differences = _seed_differences(shared, column) if level == "seeds" else _user_differences(shared, base)
+                shared = shared_seeds(completed[name], completed[other])
+                differences = (
+                    seed_differences(shared, column) if level == "seeds" else user_differences_of(shared, base)
+                )
                 tests.append(paired_test(differences))
             t_holm = _holm_of_pairs(pairs, [test.t_p for test in tests])
             wilcoxon_holm = _holm_of_pairs(pairs, [test.wilcoxon_p for test in tests])
@@ -107,12 +109,14 @@ def _columns(outcomes: list[Outcome]) -> list[str]:
     return list(dict.fromkeys(column for outcome in outcomes for column in outcome.values))
 
 
-def _shared_seeds(first: list[Outcome], second: list[Outcome]) -> list[tuple[Outcome, Outcome]]:
+def shared_seeds(first: list[Outcome], second: list[Outcome]) -> list[tuple[Outcome, Outcome]]:
+    """Pairs of completed runs with the same seed."""
     by_seed = {outcome.run.seed: outcome for outcome in second}
     return [(outcome, by_seed[outcome.run.seed]) for outcome in first if outcome.run.seed in by_seed]
 
 
-def _seed_differences(shared: list[tuple[Outcome, Outcome]], column: str) -> list[float]:
+def seed_differences(shared: list[tuple[Outcome, Outcome]], column: str) -> list[float]:
+    """Differences of a column of results.csv in pairs of runs."""
     return [
         first.values[column] - second.values[column]
         for first, second in shared
@@ -120,7 +124,9 @@ def _seed_differences(shared: list[tuple[Outcome, Outcome]], column: str) -> lis
     ]
 
 
-def _user_differences(shared: list[tuple[Outcome, Outcome]], name: str) -> np.ndarray:
+def user_differences_of(shared: list[tuple[Outcome, Outcome]], name: str) -> np.ndarray:
+    """One difference a user in a metric, the mean over pairs of runs of one seed."""
+
     def values_of(outcome: Outcome) -> tuple[np.ndarray, np.ndarray]:
         return outcome.users["user"], outcome.users[name]
 
@@ -204,7 +210,9 @@ def _tables(summary: dict[str, dict[str, Summary]], tests: list[Comparison]) -> 
     ]
     tables = [
         _table("Test, mean ± standard deviation", summary, metrics_of("test_"), lambda s, _: spread_text(s)),
-        _table("Test, 95 % confidence interval of the mean", summary, metrics_of("test_"), _interval),
+        _table(
+            "Test, 95 % confidence interval of the mean", summary, metrics_of("test_"), lambda s, _: interval_text(s)
+        ),
         _table(
             "Validation (best round), mean ± standard deviation",
             summary,
@@ -271,8 +279,9 @@ def spread_text(summary: Summary, unit: float = 1, digits: int = 4) -> str:
     return mean if summary.n < 2 else f"{mean} ± {number_text(summary.sd / unit, digits)}"
 
 
-def _interval(summary: Summary, _: int) -> str:
-    return "-" if summary.n < 2 else f"[{number_text(summary.low, 4)}, {number_text(summary.high, 4)}]"
+def interval_text(summary: Summary, digits: int = 4) -> str:
+    """The 95 % confidence interval of a mean."""
+    return "-" if summary.n < 2 else f"[{number_text(summary.low, digits)}, {number_text(summary.high, digits)}]"
 
 
 def _notes(outcomes: list[Outcome], tests: list[Comparison]) -> list[str]:

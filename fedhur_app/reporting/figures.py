@@ -1,6 +1,7 @@
 """Figures as PNG and PDF. matplotlib and scikit-learn are imported where they are used: they take seconds."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -50,7 +51,7 @@ def draw_curves(history: History, metric: str, folder: Path) -> None:
     for panel in panels[len(markets) :]:
         panel.set_axis_off()
     panels[0].legend(fontsize="small")
-    _save(figure, folder, "curves")
+    save(figure, folder, "curves")
 
 
 def project(tables: ItemTables, picture: Picture) -> tuple[dict[int, np.ndarray], np.ndarray]:
@@ -100,15 +101,18 @@ def draw_tables(tables: ItemTables, names: dict[int, str], picture: Picture, fol
     panel.scatter(shared[:, 0], shared[:, 1], s=6, alpha=0.7, linewidths=0, color="black", label="G")
     panel.set(title=f"item tables, {'PCA' if picture == 'pca' else 't-SNE'}", xticks=[], yticks=[])
     panel.legend(markerscale=3, fontsize="small")
-    _save(figure, folder, "tables")
+    save(figure, folder, "tables")
 
 
-def _save(figure: "Figure", folder: Path, name: str) -> None:
-    # A figure of its own, without pyplot: it draws with Agg whatever the person's backend is.
+def save(figure: "Figure", folder: Path, name: str, kinds: Sequence[str] = ("png", "pdf")) -> None:
+    """Write a figure as <folder>/<name>.<kind>, of each kind.
+
+    It is a figure of its own, without pyplot: it draws with Agg whatever the person's backend is.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
-    for kind in ("png", "pdf"):
+    for kind in kinds:
         with replacing(folder / f"{name}.{kind}") as temporary:
             figure.savefig(temporary, format=kind, dpi=150)
             temporary.chmod(0o644)

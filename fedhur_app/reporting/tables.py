@@ -50,21 +50,22 @@ def p_text(value: float) -> str:
 
 def to_markdown(title: str, tables: list[Table], notes: list[str]) -> str:
     """The tables with padded columns, which also read well as plain text."""
-    parts = [f"# {title}\n"]
-    for table in tables:
-        grid = [table.head, *table.rows]
-        texts = [
-            [_markdown(cell, (i - 1, j) in table.bold) for j, cell in enumerate(row)] for i, row in enumerate(grid)
-        ]
-        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-        lines = [
-            [text.ljust(width) if j < table.left else text.rjust(width) for j, (text, width) in enumerate(pairs)]
-            for pairs in (list(zip(row, widths, strict=True)) for row in texts)
-        ]
-        rule = ["-" * width if j < table.left else "-" * (width - 1) + ":" for j, width in enumerate(widths)]
-        text = "\n".join(f"| {' | '.join(cells)} |" for cells in (lines[0], rule, *lines[1:]))
-        parts.append(f"{table.title}:\n\n{text}\n")
+    parts = [f"# {title}\n", *map(table_markdown, tables)]
     return "\n".join([*parts, *(f"- {note}" for note in notes)]) + "\n"
+
+
+def table_markdown(table: Table) -> str:
+    """A table with its title above it."""
+    grid = [table.head, *table.rows]
+    texts = [[_markdown(cell, (i - 1, j) in table.bold) for j, cell in enumerate(row)] for i, row in enumerate(grid)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = [
+        [text.ljust(width) if j < table.left else text.rjust(width) for j, (text, width) in enumerate(pairs)]
+        for pairs in (list(zip(row, widths, strict=True)) for row in texts)
+    ]
+    rule = ["-" * width if j < table.left else "-" * (width - 1) + ":" for j, width in enumerate(widths)]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in (lines[0], rule, *lines[1:]))
+    return f"{table.title}:\n\n{text}\n"
 
 
 def _markdown(text: str, bold: bool) -> str:

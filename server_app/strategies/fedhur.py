@@ -37,6 +37,7 @@ from fedhur_app.relations.matching import (
     similarity_scores,
     standardise,
 )
+from fedhur_app.relations.ridge_scorer import RidgeScorer
 from fedhur_app.relations.scorer import Scorer, TrainingRows
 from fedhur_app.relations.utility import projection
 from fedhur_app.relations.weights import (
@@ -73,7 +74,8 @@ class Server(StagedStrategy):
             self.stages = (Stage.ITEMS, Stage.UTILITY, Stage.PERSONALIZE)
         if settings.residual.coarse_parameter_levels and settings.residual.kind == "group":
             say("levels %s average group means instead of filters", settings.residual.coarse_parameter_levels)
-        self.scorer: Scorer | None = None
+        # By level; 0 stands for all levels.
+        self.scorers: dict[int, Scorer | RidgeScorer] = {}
         self.basis: Tensor | None = None
         self.hierarchy: Hierarchy | None = None
         # Of the present round only: who uploaded, what, and what was made of it.
@@ -84,7 +86,7 @@ class Server(StagedStrategy):
         self.filters = GroupFilters([], [], [])
         self.queries: dict[int, dict[str, Tensor]] = {}
         self.projection_seed = 0
-        self.training: TrainingRows | None = None
+        self.training: dict[int, TrainingRows] = {}
 
     # --- stage 1 ------------------------------------------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class Server(StagedStrategy):
         self.tables = []
         self.queries = {}
         self.filters = GroupFilters([], [], [])
-        self.training = None
+        self.training = {}
 
     # --- relations ----------------------------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class Server(StagedStrategy):
         """Weights of all levels (eq. 18-22), a few blocks at a time; go through them to the end.
 
         At the end the scorer is trained on this round's pairs (eq. 20), those of its minibatches having been taken as
-        they passed, and the statistics are complete.
+        they passed, and the statistics are complete. With `score.timing: same` all pairs pass by once before that.
 
         Yields:
             Index of the level, some of its blocks, and their alpha (b, K, K) with targets in rows.
@@ -210,13 +212,16 @@ class Server(StagedStrategy):
         if self.relation.filter_scale == "spectral":
             filters = filters.spectral()
         self._draw_training_rows(round_)
+        if score.timing == "same" and self.training:
+            for index in range(len(levels)):
+                for blocks in self._parts(index):
+                    self._scores(index, blocks, filters)
+            self._train_scorers()
         statistics = {}
-        for index, level in enumerate(levels):
+        for index in range(len(levels)):
             largest = []
             wanted = torch.zeros(clients, clients, dtype=torch.float64)
-            count = max(1, _PAIR_BYTES // (clients * self._target_bytes()))
-            for first in range(0, len(level.members), count):
-                blocks = slice(first, min(first + count, len(level.members)))
+            for blocks in self._parts(index):
                 scores = self._scores(index, blocks, filters)
                 # Over all candidates first: who is wanted most cannot be seen once only a few have weights.
                 full = weights(scores, score.tau, score.standardize, include_self)
@@ -232,10 +237,21 @@ class Server(StagedStrategy):
                 "mean_largest_weight": float(of_targets.mean()),
                 "concentration": concentration(wanted),
             }
-        if self.training is not None:
-            assert self.scorer is not None
-            self.statistics["scorer_loss"] = self.scorer.fit(self.training)
+        self._train_scorers()
         self.statistics["relation"] = statistics
+
+    def _parts(self, index: int) -> Iterator[slice]:
+        """So many blocks of a level at once as the work memory takes."""
+        blocks = len(self._tree().levels[index].members)
+        count = max(1, _PAIR_BYTES // (len(self.uploaded) * self._target_bytes()))
+        return (slice(first, min(first + count, blocks)) for first in range(0, blocks, count))
+
+    def _train_scorers(self) -> None:
+        """Train every scorer on the rows that were taken for it, once a round."""
+        if self.training:
+            losses = [self.scorers[number].fit(rows) for number, rows in self.training.items()]
+            self.statistics["scorer_loss"] = float(np.mean(losses))
+        self.training = {}
 
     def _target_bytes(self) -> int:
         """About the work memory that one target takes on one block, with all candidates."""
@@ -264,41 +280,57 @@ class Server(StagedStrategy):
         scores = query.new_empty(len(sizes), clients, clients)
         # Either all targets at once or, where one block is too much, some of them on one block.
         count = max(1, _PAIR_BYTES // (len(sizes) * self._target_bytes()))
-        before = sum(len(level.members) for level in self._tree().levels[:index]) + blocks.start
+        number = self._scorer_of(index)
+        before = blocks.start
+        if number == 0:
+            before += sum(len(level.members) for level in self._tree().levels[:index])
         for first in range(0, clients, count):
             energy = energy_scores(query[first : first + count], grams, sizes, width)
-            scores[:, first : first + count] = self._corrected(energy, (before * clients + first) * clients)
+            scores[:, first : first + count] = self._corrected(energy, number, (before * clients + first) * clients)
         return scores
 
-    def _corrected(self, energy: EnergyScores, first: int) -> Tensor:
-        """Add the view of the scorer as the round before left it (eq. 21), and take rows to train it on.
+    def _corrected(self, energy: EnergyScores, number: int, first: int) -> Tensor:
+        """Add the view of a scorer as it is now (eq. 21), and take rows to train it on while it is not yet trained.
 
         Args:
             energy: Of some blocks with all targets, or of some targets on one block.
-            first: Number of the first of these pairs among all pairs of the round.
+            number: Of the scorer.
+            first: Number of the first of these pairs among all pairs that this scorer sees in the round.
         """
         score = self.settings.score
-        if self.training is None:
+        if number not in self.scorers:
             return energy.total
-        assert self.scorer is not None
         inputs = features(energy, score.features)
-        self.training.collect(first, inputs, standardise(energy.total))
-        return corrected_scores(energy.total, self.scorer.predict(inputs), score.correction)
+        if number in self.training:
+            self.training[number].collect(first, inputs, standardise(energy.total))
+        return corrected_scores(energy.total, self.scorers[number].predict(inputs), score.correction)
+
+    def _scorer_of(self, index: int) -> int:
+        """Number of the scorer of a level, given by its index."""
+        return index + 1 if self.settings.score.per_level else 0
 
     def _draw_training_rows(self, round_: int) -> None:
-        """Choose the pairs that the scorer will be trained on; none where there is no scorer."""
+        """Choose the pairs that the scorers will be trained on; none where there is no scorer."""
         relation, score = self.relation, self.settings.score
-        self.training = None
+        self.training = {}
         if relation.kind != "utility" or relation.match == "cosine" or score.correction == 0:
             return
-        if self.scorer is None:
-            self.scorer = self._new_scorer(feature_width(score.features, relation.query_width))
-        pairs = sum(len(level.members) for level in self._tree().levels) * len(self.uploaded) ** 2
-        self.training = self.scorer.draw(pairs, torch_generator(self.settings.seed, "scorer", round_))
+        levels = self._tree().levels
+        pairs: dict[int, int] = {}
+        for index, level in enumerate(levels):
+            number = self._scorer_of(index)
+            pairs[number] = pairs.get(number, 0) + len(level.members) * len(self.uploaded) ** 2
+        for number, rows in pairs.items():
+            if number not in self.scorers:
+                self.scorers[number] = self._new_scorer(number, feature_width(score.features, relation.query_width))
+            generator = torch_generator(self.settings.seed, _purpose(number), round_)
+            self.training[number] = self.scorers[number].draw(rows, generator)
 
-    def _new_scorer(self, n_features: int) -> Scorer:
+    def _new_scorer(self, number: int, n_features: int) -> Scorer | RidgeScorer:
         score = self.settings.score
-        seed = int(numpy_generator(self.settings.seed, "scorer").integers(2**31))
+        if score.analytic:
+            return RidgeScorer(n_features, score.steps, score.batch)
+        seed = int(numpy_generator(self.settings.seed, _purpose(number)).integers(2**31))
         return Scorer(n_features, score.hidden, score.lr, score.steps, score.batch, seed)
 
     def _query_blocks(self, index: int, blocks: slice) -> Tensor:
@@ -403,12 +435,12 @@ class Server(StagedStrategy):
     # --- resume -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, np.ndarray]:
-        """The scorer, the warm start of the eigen-solver, the hierarchy where it is kept for several rounds."""
+        """The scorers, the warm start of the eigen-solver, the hierarchy where it is kept for several rounds."""
         arrays = {} if self.basis is None else {"basis": self.basis.numpy()}
         if self.hierarchy is not None:
             arrays |= {f"hierarchy/{name}": array for name, array in self.hierarchy.pack().items()}
-        if self.scorer is not None:
-            arrays |= {f"scorer/{name}": array for name, array in self.scorer.state().items()}
+        for number, scorer in self.scorers.items():
+            arrays |= {f"{_key(number)}{name}": array for name, array in scorer.state().items()}
         return arrays
 
     def load_state(self, arrays: dict[str, np.ndarray]) -> None:
@@ -418,10 +450,22 @@ class Server(StagedStrategy):
         hierarchy = _part(arrays, "hierarchy/")
         if hierarchy:
             self.hierarchy = Hierarchy.unpack(hierarchy)
-        scorer = _part(arrays, "scorer/")
-        if scorer:
-            self.scorer = self._new_scorer(scorer["0.weight"].shape[1])
-            self.scorer.load(scorer)
+        levels = range(1, self.settings.levels + 1) if self.settings.score.per_level else [0]
+        for number in levels:
+            if scorer := _part(arrays, _key(number)):
+                width = feature_width(self.settings.score.features, self.relation.query_width)
+                self.scorers[number] = self._new_scorer(number, width)
+                self.scorers[number].load(scorer)
+
+
+def _purpose(number: int) -> str:
+    """What a scorer's draws are for."""
+    return f"scorer of level {number}" if number else "scorer"
+
+
+def _key(number: int) -> str:
+    """Where a scorer's arrays lie in a checkpoint."""
+    return f"scorer/level.{number}/" if number else "scorer/"
 
 
 def _part(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from fedhur_app.protocol import Content, Stage
 from fedhur_app.relations.alignment import PersonalFilter
 from fedhur_app.relations.filters import block_gram, blocks_of, group_means
 from fedhur_app.relations.matching import EnergyScores, standardise
+from fedhur_app.relations.matching import features as fedhur_features
 from fedhur_app.relations.weights import corrected_scores, shared_basis_filters
 from server_app.strategies.base import Fleet
 from server_app.strategies.fedhur import Server
@@ -200,7 +201,7 @@ def test_answers_do_not_depend_on_how_much_is_matched_at_once(overrides, monkeyp
         round_.clients = [round_.client(k) for k in range(CLIENTS)]
         answers.append(round_.play(monkeypatch))
         statistics.append(round_.server.statistics)
-        scorers.append(round_.server.scorer)
+        scorers.append(round_.server.scorers.get(0))
     for filters, told, scorer in zip(answers[1:], statistics[1:], scorers[1:], strict=True):
         torch.testing.assert_close(filters, answers[0], rtol=1e-4, atol=1e-4)
         assert told["relation"].keys() == statistics[0]["relation"].keys()
@@ -313,15 +314,15 @@ def test_this_rounds_weights_use_the_scorer_of_the_previous_round():
         return EnergyScores(rho, rho.square().sum(dim=-1), torch.rand(2, CLIENTS, generator=generator))
 
     rows = 2 * CLIENTS**2
-    server.scorer = server._new_scorer(5)
-    server.training = server.scorer.draw(rows, generator)
-    server._corrected(energies(), 0)
-    server.scorer.fit(server.training)
-    before = copy.deepcopy(server.scorer)
+    scorer = server.scorers[0] = server._new_scorer(0, 5)
+    server.training = {0: scorer.draw(rows, generator)}
+    server._corrected(energies(), 0, 0)
+    scorer.fit(server.training[0])
+    before = copy.deepcopy(scorer)
     second = energies()
-    server.training = server.scorer.draw(rows, generator)
-    result = server._corrected(second, 0)
-    server.scorer.fit(server.training)
+    server.training = {0: scorer.draw(rows, generator)}
+    result = server._corrected(second, 0, 0)
+    scorer.fit(server.training[0])
 
     def by(scorer):
         kinds = [second.rho, second.nu[:, None, :, None].expand(2, CLIENTS, CLIENTS, 1), second.total.sqrt()[..., None]]
@@ -329,7 +330,62 @@ def test_this_rounds_weights_use_the_scorer_of_the_previous_round():
         return corrected_scores(second.total, scorer.predict(x), server.settings.score.correction)
 
     torch.testing.assert_close(result, by(before))
-    assert (result - by(server.scorer)).abs().max() > 1e-3
+    assert (result - by(scorer)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["score.analytic=false", "score.analytic=true"])
+@pytest.mark.parametrize("per_level", [False, True])
+@pytest.mark.parametrize("timing", ["previous", "same"])
+def test_settings_decide_which_scorer_a_level_has_and_when_it_is_trained(timing, per_level, kind, monkeypatch):
+    """What is added to the scores of each level is the view of its own scorer, trained before or after."""
+    round_ = Round(f"score.timing={timing} score.per_level={str(per_level).lower()} {kind} score.steps=3 score.lr=0.1")
+    round_.play(monkeypatch)
+    before = copy.deepcopy(round_.server.scorers)
+    seen, added = [], []
+    monkeypatch.setattr(
+        "server_app.strategies.fedhur.features", lambda *of: seen.append(fedhur_features(*of)) or seen[-1]
+    )
+    monkeypatch.setattr(
+        "server_app.strategies.fedhur.corrected_scores",
+        lambda *of: added.append(of[1]) or corrected_scores(*of),
+    )
+    round_.tables = round_.tables.flip(1) ** 2
+    round_.clients = [round_.client(k) for k in range(CLIENTS)]
+    round_.play(monkeypatch)
+    after = round_.server.scorers
+    assert sorted(after) == ([1, 2] if per_level else [0])
+    # With `same` all pairs pass by once before, to train on.
+    assert len(added) == (4 if timing == "same" else 2)
+    for level, x, correction in zip((1, 2), seen[-2:], added[-2:], strict=True):
+        number = level if per_level else 0
+        used, other = (after, before) if timing == "same" else (before, after)
+        torch.testing.assert_close(correction, used[number].predict(x))
+        assert (correction - other[number].predict(x)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("overrides", ["", "score.per_level=true", "score.analytic=true score.per_level=true"])
+def test_a_resumed_server_has_the_scorers_that_it_had(overrides, monkeypatch):
+    round_ = Round(f"{overrides} score.steps=3")
+    round_.play(monkeypatch)
+    saved = round_.server.state()
+    other = Round(f"{overrides} score.steps=3").server
+    other.load_state(saved)
+    assert other.state().keys() == saved.keys()
+    assert any(name.startswith("scorer/") for name in saved)
+    for name, array in other.state().items():
+        np.testing.assert_array_equal(array, saved[name])
+
+
+def test_queries_may_keep_their_length(monkeypatch):
+    """The same directions, each as long as the utility makes it."""
+    unit, raw = Round("relation.query_norm=columns"), Round("relation.query_norm=none")
+    unit.play(monkeypatch)
+    raw.play(monkeypatch)
+    for k in range(CLIENTS):
+        one, two = (played.queries[k].record("queries")["level.1"] for played in (unit, raw))
+        lengths = two.norm(dim=0)
+        torch.testing.assert_close(two / lengths, one)
+        assert (lengths - 1).abs().min() > 1e-3
 
 
 def test_a_client_without_a_query_is_neither_target_nor_candidate(monkeypatch):

@@ -90,7 +90,7 @@ def test_metrics_of_single_users_pool_to_those_of_the_run(strategy, tmp_path):
         users = dict(stored)
     assert len(users["user"]) == outcome["users_evaluated"]
     assert (np.diff(users["user"]) > 0).all()
-    assert set(users) == {"user", *METRICS}
+    assert set(users) == {"user", "client", "interactions", *METRICS}
     for name in METRICS:
         assert users[name].mean() == pytest.approx(outcome["test"][metric_label(name, 10)], abs=1e-12)
 
