@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -25,6 +24,8 @@ _FIRST_NODE = 1000
 # Called with (message, client number) before a client gets a message; returns None, "drop" (no answer comes) or
 # "raise" (the client fails). Tests use it to play unreliable clients.
 Fault = Callable[[Message, int], str | None]
+# What a node runs: the ClientApp, or something around it.
+Client = Callable[[Message, Context], Message]
 
 
 class LocalGrid(Grid):
@@ -40,7 +41,7 @@ class LocalGrid(Grid):
 
     def __init__(
         self,
-        client_app: ClientApp,
+        client_app: Client,
         num_nodes: int,
         run_config: dict[str, Any],
         fault: Fault | None = None,

@@ -82,30 +82,35 @@ def main(grid: Grid, context: Context) -> None:
         say("failed: %s", reason, level=ERROR)
         say("output: %s", folder.path)
         raise
-    folder.write_result(
-        {
-            "status": "completed",
-            **identity,
-            "rounds": outcome.rounds,
-            "best_round": outcome.best_round,
-            "selection": settings.evaluation.selection,
-            "validation": outcome.validation,
-            "test": outcome.test,
-            "users_evaluated": outcome.users_evaluated,
-            "bytes_up": outcome.bytes_up,
-            "bytes_down": outcome.bytes_down,
-            "seconds": outcome.seconds,
-            "peak_memory_mib": {"server": peak_memory_mib(), "client": outcome.client_memory_mib},
-            "absent_at_test": {str(client): reason for client, reason in outcome.absent_at_test.items()},
-            "versions": versions(),
-        }
-    )
+    folder.write_result(completed(settings, outcome))
     k = settings.evaluation.k
     value = outcome.test[f"ndcg@{k}"]
     quality = "no client has test items" if value is None else f"test ndcg@{k} {value:.4f}"
     own_best = settings.evaluation.selection == "client"
     say("%s (%s)", quality, "each client's own best round" if own_best else f"model of round {outcome.best_round}")
     say("output: %s", folder.path)
+
+
+def completed(settings: Settings, outcome: Outcome) -> dict[str, Any]:
+    """What result.json says of a run that went to its end."""
+    return {
+        "status": "completed",
+        "dataset": settings.dataset.name,
+        "strategy": settings.strategy,
+        "seed": settings.seed,
+        "rounds": outcome.rounds,
+        "best_round": outcome.best_round,
+        "selection": settings.evaluation.selection,
+        "validation": outcome.validation,
+        "test": outcome.test,
+        "users_evaluated": outcome.users_evaluated,
+        "bytes_up": outcome.bytes_up,
+        "bytes_down": outcome.bytes_down,
+        "seconds": outcome.seconds,
+        "peak_memory_mib": {"server": peak_memory_mib(), "client": outcome.client_memory_mib},
+        "absent_at_test": {str(client): reason for client, reason in outcome.absent_at_test.items()},
+        "versions": versions(),
+    }
 
 
 def versions() -> dict[str, str]:
@@ -123,7 +128,7 @@ def versions() -> dict[str, str]:
 def _run(grid: Grid, settings: Settings, folder: RunFolder, config: dict[str, Any]) -> Outcome:
     resume = str(config["resume"])
     if not resume:
-        _write_config(folder, settings, None)
+        write_config(folder, settings, None)
     data = prepare_data(settings)
     if resume and data:
         _check_data(folder, data)
@@ -152,11 +157,12 @@ def _run(grid: Grid, settings: Settings, folder: RunFolder, config: dict[str, An
     if register:
         register.follow(strategy.progress)
         strategy.roll = register
-    _write_config(folder, settings, data)
+    write_config(folder, settings, data)
     return strategy.start(grid)
 
 
-def _write_config(folder: RunFolder, settings: Settings, data: PreparedData | None) -> None:
+def write_config(folder: RunFolder, settings: Settings, data: PreparedData | None) -> None:
+    """Write config.yaml: resolved settings, versions, and which data."""
     about: dict[str, Any] | str = "not on the server"
     if data:
         about = {"fingerprint": data.fingerprint, "folder": str(data.folder), "markets": list(data.markets)}
