@@ -600,7 +600,8 @@ def resumed_settings(
         raise UsageError(f"rounds={more}: a resumed run's rounds ({settings.rounds}) can only be raised")
     result = read_json(folder / "result.json")
     completed = result.get("status") == "completed"
-    if completed and result["rounds"] < settings.rounds:
+    # Not the present settings.rounds: the run may have been continued with more since, and interrupted.
+    if completed and result["rounds"] < result.get("max_rounds", settings.rounds):
         raise UsageError(
             f"the run in {folder} stopped early after round {result['rounds']} (patience {settings.patience}): more "
             "rounds would not change that; start a new run with a larger patience"

@@ -99,6 +99,7 @@ def completed(settings: Settings, outcome: Outcome) -> dict[str, Any]:
         "strategy": settings.strategy,
         "seed": settings.seed,
         "rounds": outcome.rounds,
+        "max_rounds": settings.rounds,
         "best_round": outcome.best_round,
         "selection": settings.evaluation.selection,
         "validation": outcome.validation,

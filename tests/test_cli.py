@@ -325,6 +325,13 @@ def test_options_that_contradict_the_resumed_run_are_refused(
     assert flower.arguments == {}
 
 
+def test_a_completed_run_that_was_continued_and_interrupted_goes_on(flower: FakeFlower, tmp_path: Path) -> None:
+    folder = earlier_run(tmp_path / "old")  # of 30 rounds at most
+    (folder / "result.json").write_text(json.dumps(RESULT | {"rounds": 12, "max_rounds": 12}))
+    shown = invoke("run", "--resume", "old")
+    assert shown.exit_code == 0, shown.output
+
+
 def test_what_cannot_be_resumed_is_refused(flower: FakeFlower, tmp_path: Path) -> None:
     shown = invoke("run", "--resume", "nowhere")
     assert shown.exit_code == 2

@@ -10,9 +10,10 @@ import socket
 import ssl
 import stat
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +37,7 @@ from fedhur_app.data.experiment import load_interactions_of, prepare_data
 from fedhur_app.data.item_catalogue import read_catalogue
 from fedhur_app.data.own_rows import match_rows, read_own
 from fedhur_app.data.shards import load_shard, shard_path
-from fedhur_app.deploy import keys, layout, orders, supervisor
+from fedhur_app.deploy import keys, layout, orders, supervisor, warm
 from fedhur_app.deploy.errors import DeployError
 from fedhur_app.deploy.reach import problem_of, split_address
 from fedhur_app.deploy.settings import NodeFolder, read_folder, read_node, read_server
@@ -647,6 +648,66 @@ def test_a_run_is_stopped_when_its_command_is_told_to_end(deployment, monkeypatc
         signal.signal(signal.SIGTERM, earlier)
     assert stopped == [128 + signal.SIGTERM]
     assert done.exit_code == 128 + signal.SIGTERM
+
+
+WARM = """
+import os, signal, sys, types
+from fedhur_app.deploy import warm
+warm.PRELOADED = ()
+def clientapp():
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("ended by itself", flush=True)
+    os._exit(0)
+sys.modules["flwr.supernode.cli"] = types.SimpleNamespace(flwr_clientapp=clientapp)
+warm.serve(sys.argv[1])
+"""
+
+
+def test_the_death_of_a_clientapp_is_reported(tmp_path):
+    path = tmp_path / "s"
+    process = subprocess.Popen(
+        [sys.executable, "-c", WARM, str(path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+    )
+    try:
+        assert process.stdout is not None
+        for how, said in (("well", "ended by itself"), ("killed", f"{warm.KILLED} 9"), ("well", "ended by itself")):
+            end = time.monotonic() + 60
+            while True:
+                with socket.socket(socket.AF_UNIX) as link:
+                    try:
+                        link.connect(str(path))
+                    except OSError:
+                        assert time.monotonic() < end
+                        time.sleep(0.05)
+                        continue
+                    link.sendall(f'["{how}"]'.encode())
+                break
+            assert process.stdout.readline().strip() == said
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_supernode_whose_clientapp_was_killed_starts_anew(fake, monkeypatch):
+    node, script = fake
+    write_script(script, "echo 'SuperNode ID: 77'; exec sleep 600")
+    monkeypatch.setattr(supervisor, "release", lambda *_: True)
+
+    @contextlib.contextmanager
+    def killed_soon(_: NodeFolder, heard: Callable[[str], None]) -> Iterator[dict[str, str]]:
+        timer = threading.Timer(0.5, heard, [f"{warm.KILLED} 9"])
+        timer.start()
+        yield {}
+        timer.join()
+
+    monkeypatch.setattr(supervisor, "_warm", killed_soon)
+    said: list[str] = []
+    with pytest.raises(SystemExit):
+        supervisor.run_node(node, said.append)
+    assert said.count("starting the SuperNode of a, server " + node.superlink) >= 2
+    assert any("killed by signal 9" in line for line in said)
+    assert any("the server was told" in line for line in said)
 
 
 # ---- a data set for a trial

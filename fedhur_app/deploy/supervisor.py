@@ -95,6 +95,15 @@ def run_node(node: NodeFolder, say: Say) -> None:
             *("--host", "127.0.0.1", "--port", str(node.port), "--node-config", str(config)),
         ]
         refused_since: float | None = None
+        running: list[subprocess.Popen[str]] = []
+
+        def heard_of_clientapps(line: str) -> None:
+            say(line)
+            if line.startswith(warm.KILLED):
+                say("the SuperNode has to start anew, or the server would wait for that answer")
+                for process in running:
+                    process.kill()
+
         while True:
             _wait_for_server(node, say)
             if online.exists():
@@ -108,8 +117,9 @@ def run_node(node: NodeFolder, say: Say) -> None:
                     refused_since = None
                     write_text(online, found[1])
 
-            with _warm(node, say) as variables:
-                ending = _run(command, node.folder, node.home, heard, variables)
+            running.clear()
+            with _warm(node, heard_of_clientapps) as variables:
+                ending = _run(command, node.folder, node.home, heard, variables, running)
             if refused(ending):
                 refused_since = refused_since or time.monotonic()
             waited = time.monotonic() - refused_since if refused_since else 0.0
@@ -256,13 +266,25 @@ def start_process(command: list[str], folder: Path, variables: dict[str, str]) -
     )
 
 
-def _run(command: list[str], folder: Path, home: Path, heard: Say, more: dict[str, str] | None = None) -> Ending:
-    """Run a process to its end and hand its lines over; if we are told to stop, stop it first."""
+def _run(
+    command: list[str],
+    folder: Path,
+    home: Path,
+    heard: Say,
+    more: dict[str, str] | None = None,
+    running: "list[subprocess.Popen[str]] | None" = None,
+) -> Ending:
+    """Run a process to its end and hand its lines over; if we are told to stop, stop it first.
+
+    The process is put into `running`, so that others can end it.
+    """
     variables = environment(home, _scripts()) | (more or {})
     # Between looks for work that is to be started, seconds; Flower's own is 1. Each look costs some CPU.
     variables.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")
     last: deque[str] = deque(maxlen=40)
     process = start_process(command, folder, variables)
+    if running is not None:
+        running.append(process)
     reader = threading.Thread(target=_read, args=(process, last, heard), name="output", daemon=True)
     reader.start()
     try:

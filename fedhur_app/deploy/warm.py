@@ -16,6 +16,8 @@ import socket
 import sys
 
 SOCKET = "FEDHUR_WARM"  # variable with the socket's path
+# Flower's SuperNode does not notice it, and the server would wait for the answer to the end of the stage.
+KILLED = "a ClientApp was ended by signal"
 # What every ClientApp of this project imports.
 PRELOADED = (
     "torch",
@@ -52,6 +54,17 @@ def command_text(python: str, command: str) -> str:
     return COMMAND.replace("{python}", python).replace("{command}", repr(command))
 
 
+def _report_killed(*_: object) -> None:
+    """Wait for the children that have ended, and say which of them did not end by themselves."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if child == 0:
+                return
+            if os.WIFSIGNALED(status):
+                print(f"{KILLED} {os.WTERMSIG(status)}", flush=True)
+
+
 def serve(path: str) -> None:
     """Listen on a socket for ever; each connection brings the arguments of one `flwr-clientapp`."""
     with socket.socket(socket.AF_UNIX) as server:
@@ -63,7 +76,7 @@ def serve(path: str) -> None:
         server.bind(path)
         os.chmod(path, 0o600)
         server.listen()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+        signal.signal(signal.SIGCHLD, _report_killed)
         while True:
             link, _ = server.accept()
             with link, link.makefile("rb") as content:
