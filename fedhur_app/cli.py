@@ -599,9 +599,10 @@ def resumed_settings(
     if not isinstance(more, int) or more < settings.rounds:
         raise UsageError(f"rounds={more}: a resumed run's rounds ({settings.rounds}) can only be raised")
     result = read_json(folder / "result.json")
-    completed = result.get("status") == "completed"
-    # Not the present settings.rounds: the run may have been continued with more since, and interrupted.
-    if completed and result["rounds"] < result.get("max_rounds", settings.rounds):
+    # A completed run that was continued with more rounds and interrupted has the result of before.
+    continued = result.get("max_rounds", settings.rounds) < settings.rounds
+    completed = result.get("status") == "completed" and not continued
+    if completed and result["rounds"] < settings.rounds:
         raise UsageError(
             f"the run in {folder} stopped early after round {result['rounds']} (patience {settings.patience}): more "
             "rounds would not change that; start a new run with a larger patience"
