@@ -301,6 +301,9 @@ def study(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one a core).")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="N,N,...", help="In place of the study's.")] = None,
+    arms: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Only these of its arms, in the order of the file.")
+    ] = None,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Make no runs, only the report of those that are there.")
     ] = False,
@@ -323,8 +326,11 @@ def study(
         definition = definition.smaller()
     if seeds is not None:
         definition = definition.model_copy(update={"seeds": _numbers(seeds)})
+    if arms is not None:
+        definition = definition.with_arms([arm.strip() for arm in arms.split(",") if arm.strip()])
     folder = (output or Path("studies") / f"{name}{'-quick' if quick else ''}").expanduser().resolve()
     words = ["fedhur", "study", name, *(["--quick"] if quick else []), *(["--seeds", seeds] if seeds else [])]
+    words += ["--arms", arms] if arms else []
     made = runner.Making(name, shlex.join(words), quick)
     raise typer.Exit(runner.study(definition, made, folder, jobs or os.cpu_count() or 1, _plain, report_only))
 

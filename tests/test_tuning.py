@@ -227,7 +227,7 @@ def test_lists_nulls_and_steps_reach_the_runs_and_the_best_yaml(fake_runs: Path,
         "hierarchy.branching": [12, 12],
         "relation.kind": "utility",
         "residual.center": True,
-        "residual.gamma": 0.1,
+        "residual.gamma": 0.3,
         "residual.peers": None,
         "score.hidden": 32,
     }

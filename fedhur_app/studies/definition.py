@@ -1,5 +1,6 @@
 """What a study asks and runs: conf/study/<name>.yaml, typed and checked. docs/studies.md explains every key."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -164,6 +165,25 @@ class Definition(Section):
     def arms_on(self, data: str) -> list[Arm]:
         """The arms that run on the data of a label."""
         return [arm for arm in self.arms if not arm.only or data in arm.only]
+
+    def with_arms(self, names: Sequence[str]) -> "Definition":
+        """The study with some of its arms only, in the order of the file; tests and gains against others fall away.
+
+        Raises:
+            ConfigError: None is named, or one that the study does not have.
+        """
+        known = [arm.name for arm in self.arms]
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            what = f"has no arm {unknown[0]!r}" if unknown else "needs an arm at least"
+            raise ConfigError(f"--arms: the study {what}; its arms are {', '.join(known)}")
+        return self.model_copy(
+            update={
+                "arms": [arm for arm in self.arms if arm.name in names],
+                "against": self.against if self.against in names else None,
+                "gain": [name for name in self.gain if name in names],
+            }
+        )
 
     def smaller(self) -> "Definition":
         """The version that `--quick` runs."""

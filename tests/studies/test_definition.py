@@ -104,3 +104,12 @@ def test_the_small_version_keeps_named_arms_and_what_refers_to_them(tmp_path):
     )
     (run,) = plan(small, tmp_path)
     assert (run.data, run.dataset, run.settings.rounds) == ("synthetic", "synthetic", 3)
+
+
+def test_some_arms_of_a_study():
+    study = load_study("main").with_arms(["fedavg", "fedhur"])
+    assert [arm.name for arm in study.arms] == ["fedhur", "fedavg"]
+    assert (study.against, study.gain) == ("fedhur", ["fedavg"])
+    assert load_study("main").with_arms(["ease"]).against is None
+    with pytest.raises(ConfigError, match=r"no arm 'fedvag'; its arms are fedhur-als, "):
+        load_study("main").with_arms(["fedvag"])
