@@ -352,12 +352,15 @@ def recommend(
     data_path: Annotated[Path, typer.Option(help="The node's rows as they are now; what the user has is left out.")],
     user: Annotated[str, typer.Option(help="Id of the user in the node's rows.")],
     top: Annotated[int, typer.Option(min=1, help="Length of the list.")] = 10,
+    run: Annotated[
+        str, typer.Option(help="The first letters of a run's name, for its model (default: the newest run's).")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """On a device: the best items for one of its users, by the local model alone."""
     from fedhur_app.recommending import open_model
 
-    answer = open_model(state_dir).recommend(user, data_path, top)
+    answer = open_model(state_dir, run).recommend(user, data_path, top)
     if as_json:
         _plain(json.dumps(answer.as_dict(), indent=1, ensure_ascii=False))
         return
@@ -370,7 +373,7 @@ def recommend(
     for each in answer.items:
         table.add_row(*map(Text, (str(each.rank), each.item, each.title, f"{each.score:.4f}")))
     out.print(table)
-    _plain(f"user {user}: {answer.known}; {answer.seen} items left out")
+    _plain(f"user {user}: {answer.known}; {answer.seen} items left out; model: {answer.model}")
 
 
 @app.command()
@@ -378,11 +381,14 @@ def export(
     state_dir: Annotated[Path, typer.Option(help="The node's state-dir.")],
     to: Annotated[Path, typer.Option(help="File to write, such as model.safetensors; its card gets .md.")],
     items_only: Annotated[bool, typer.Option("--items-only", help="Leave out what belongs to users.")] = False,
+    run: Annotated[
+        str, typer.Option(help="The first letters of a run's name, for its model (default: the newest run's).")
+    ] = "",
 ) -> None:
     """On a device: write its model as safetensors, with a card that says what it is and what left the device."""
     from fedhur_app.recommending import open_model
 
-    card = open_model(state_dir).export(to, items_only)
+    card = open_model(state_dir, run).export(to, items_only)
     _plain(f"model: {to}")
     _plain(f"card: {card}")
 

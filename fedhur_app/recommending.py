@@ -61,20 +61,26 @@ class Answer:
         known: How the model knows the user: `trained`, or `folded in` (its vector was computed now, from its items).
         seen: Items that were left out because the user has them.
         items: The list, best first; empty where the user has everything.
+        model: Which model ranked: strategy, round and run.
     """
 
     user: str
     known: str
     seen: int
     items: tuple[Suggestion, ...]
+    model: str
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return asdict(self)
 
 
-def open_model(state_dir: Path) -> "LocalModel":
+def open_model(state_dir: Path, run: str = "") -> "LocalModel":
     """The newest model in a node's `state-dir`.
+
+    Args:
+        state_dir: The folder.
+        run: How the name of the run begins that it was learnt in; by default that of the newest.
 
     Raises:
         DataError: There is none that can be read.
@@ -85,17 +91,22 @@ def open_model(state_dir: Path) -> "LocalModel":
     home = DeviceFolder(Path(state_dir).expanduser())
     if not home.path.is_dir():
         raise DataError(f"--state-dir {state_dir}: there is no such folder")
-    damaged = 0
-    for run in home.runs():
-        membership = run.membership()
+    damaged, others = 0, []
+    for held in home.runs():
+        membership = held.membership()
         if membership is None:
             continue
-        for found in run.states.newest(membership.client, 10**9):
+        if not membership.run.startswith(run):
+            others.append(membership.run)
+            continue
+        for found in held.states.newest(membership.client, 10**9):
             if isinstance(found, StateError):
                 damaged += 1
             elif "model" in found[0].arrays:
-                return LocalModel(home, run, membership, found[0])
+                return LocalModel(home, held, membership, found[0])
     why = f" ({damaged} damaged)" if damaged else ""
+    if others:
+        raise DataError(f"--run {run}: {state_dir} holds no model of it{why}; its runs are {', '.join(others)}")
     raise DataError(f"--state-dir {state_dir} holds no model{why}: it is filled when the node takes part in a run")
 
 
@@ -197,7 +208,9 @@ class LocalModel:
             Suggestion(rank, self._id(item), titles(item), float(scores[item]))
             for rank, item in enumerate(best.tolist(), start=1)
         )
-        return Answer(user, "trained" if trained else "folded in", len(seen), tuple(listed))
+        known = "trained" if trained else "folded in"
+        model = f"{self.settings.strategy}, round {self.round}, run {self.membership.run}"
+        return Answer(user, known, len(seen), tuple(listed), model)
 
     def _rows(self, data_path: Path, data: Interactions | None, shard: Rows | None) -> Rows:
         """The rows that the model was trained on."""

@@ -264,6 +264,14 @@ def test_the_commands(trained, tmp_path):
     listed = CliRunner().invoke(app, ["recommend", *options, "--user", "u02", "--top", "3", "--json"])
     answer = open_model(folder / "device-0").recommend("u02", folder / "rows-0.csv", top=3)
     assert json.loads(listed.output) == json.loads(json.dumps(answer.as_dict()))
+    run = open_model(folder / "device-0").membership.run
+    assert f"model: {answer.model}" in shown.output
+    assert answer.model.endswith(f"run {run}")
+    named = CliRunner().invoke(app, ["recommend", *options, "--user", "u02", "--run", run[:4]])
+    assert named.exit_code == 0
+    other = CliRunner().invoke(app, ["recommend", *options, "--user", "u02", "--run", "zz"])
+    assert other.exit_code == 2
+    assert run in other.output
     unknown = CliRunner().invoke(app, ["recommend", *options, "--user", "nobody"])
     assert unknown.exit_code == 2
     to = tmp_path / "m.safetensors"
