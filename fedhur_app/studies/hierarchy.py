@@ -33,7 +33,7 @@ def report(runs: Sequence[HasFolder], folder: Path) -> str:
             f"![Weights of all clients for two items, {name}](bands-{name}.png)\n"
         )
     parts.append(
-        "Clients listened to: the exponential of the weights' entropy, mean over blocks and targets. A band is a level: "
+        "Clients listened to: exponential of the weights' entropy, mean over blocks and targets. A band is a level: "
         "the weights in the block that holds the item (eq. 22); the paper's figure 2 shows the same for two items.\n"
     )
     return "\n".join(parts)
