@@ -25,7 +25,8 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	# One worker more than there are cores: tests of deployments mostly wait.
+	$(BIN)/python -m pytest -n $$($(BIN)/python -c "import os; print((os.cpu_count() or 1) + 1)") --dist loadfile --no-loadscope-reorder
 
 # A working .venv that was made by hand is kept.
 $(VENV)/.created:

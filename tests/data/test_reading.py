@@ -326,7 +326,7 @@ def test_files_that_are_no_table(tmp_path, data, message):
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(DataError, match=r"none\.csv does not exist"):
         read(tmp_path / "none.csv")
-    with pytest.raises(DataError, match=r"is a folder without a known file"):
+    with pytest.raises(DataError, match=r"is an empty folder"):
         read(tmp_path)
 
 
@@ -335,7 +335,9 @@ def test_the_only_file_of_a_folder_is_read_whatever_it_is_called(tmp_path):
     (tmp_path / ".hidden").write_text("")
     assert len(read(tmp_path)[0]) == 1
     (tmp_path / "another.csv").write_text("user,item\na,x\n")
-    with pytest.raises(DataError, match=r"is a folder without a known file"):
+    with pytest.raises(
+        DataError, match=r"without a known file .*: give one of its files \(another.csv, mine.csv\) itself"
+    ):
         read(tmp_path)
 
 
