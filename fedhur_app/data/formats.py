@@ -308,7 +308,9 @@ def _main_file(folder: Path, options: ReadOptions) -> Source:
                 raise DataError(f"{folder} is a folder that holds several data sets ({shown}): give one of the files")
     present = sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))
     if not present:
-        raise DataError(f"{folder} is an empty folder: put a file of interactions there, or give the file itself")
+        raise DataError(
+            f"{folder} is a folder with nothing in it: put a file of interactions there, or give the file itself"
+        )
     known = ", ".join([*_PATTERNS, "train.txt with test.txt", "0/train_dataset.npy"])
     raise DataError(
         f"{folder} is a folder without a known file of interactions ({known}): give one of its files "

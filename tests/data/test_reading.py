@@ -326,7 +326,7 @@ def test_files_that_are_no_table(tmp_path, data, message):
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(DataError, match=r"none\.csv does not exist"):
         read(tmp_path / "none.csv")
-    with pytest.raises(DataError, match=r"is an empty folder"):
+    with pytest.raises(DataError, match=r"is a folder with nothing in it"):
         read(tmp_path)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.devices import NAMES, Devices, Run, planted, start_all, wait_until
+from tests.e2e.devices import NAMES, ROUNDS, Devices, Run, planted, start_all, wait_until
 from tests.running import history, result
 
 LOST = "bert"
@@ -50,7 +50,7 @@ def test_a_device_without_power_is_given_up_after_its_heartbeat_and_joins_again_
     begun_round(devices, 2, since)
     start = time.monotonic()
     devices.power_off(LOST)
-    run.wait_for("round 2/3 | train.items | 2/3 clients")
+    run.wait_for(f"round 2/{ROUNDS} | train.items | 2/3 clients")
     waited = time.monotonic() - start
     devices.start(LOST)
     status, said = run.end()
@@ -68,11 +68,12 @@ def test_a_client_process_that_is_killed_costs_its_stage_only(devices, output):
     start = time.monotonic()
     for pid in devices.working(LOST):
         os.kill(pid, signal.SIGKILL)
-    run.wait_for("round 2/3 | train.items | 2/3 clients")
+    run.wait_for(f"round 2/{ROUNDS} | train.items | 2/3 clients")
     print(f"given up after {time.monotonic() - start:.0f} s")
     status, said = run.end()
     assert status == 0, said
-    assert clients_of_rounds(output) == [3, 2, 3]
+    assert clients_of_rounds(output)[:2] == [3, 2]
+    assert clients_of_rounds(output)[-1] == 3
 
 
 def test_a_device_that_hangs_is_given_up_after_the_stages_time_and_its_late_answer_refused(devices, output):
@@ -84,7 +85,7 @@ def test_a_device_that_hangs_is_given_up_after_the_stages_time_and_its_late_answ
     stopped = devices.working(LOST)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    run.wait_for("round 2/3 | train.items | 2/3 clients")
+    run.wait_for(f"round 2/{ROUNDS} | train.items | 2/3 clients")
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     status, said = run.end()
@@ -106,7 +107,7 @@ def test_too_few_devices_end_the_run_with_the_reason(devices, output):
 
 def test_a_run_goes_on_after_the_superlink_was_killed(devices, output):
     run = Run(devices, output)
-    run.wait_for("| round 1/3 | validation")
+    run.wait_for(f"| round 1/{ROUNDS} | validation")
     devices.kill("server", "fedhur_app.deploy.superlink")
     status, said = run.end()
     assert status == 1, said
@@ -115,5 +116,5 @@ def test_a_run_goes_on_after_the_superlink_was_killed(devices, output):
     resumed = Run(devices, output, "--resume", str(output), fresh=False)
     status, said = resumed.end()
     assert status == 0, said
-    assert [line["round"] for line in history(output)] == [1, 2, 3]
+    assert [line["round"] for line in history(output)] == [1, 2, 3, 4]
     assert clients_of_rounds(output)[-1] == len(NAMES)

@@ -23,7 +23,7 @@ from fedhur_app.data.shards import load_shard
 from fedhur_app.deploy import layout
 from fedhur_app.protocol import Content, encode
 from fedhur_app.runtime import run_local
-from tests.e2e.devices import MARK, NAMES, Devices, Run, planted, rows_of, settings_list, start_all, wait_until
+from tests.e2e.devices import MARK, NAMES, ROUNDS, Devices, Run, planted, rows_of, settings_list, start_all, wait_until
 from tests.running import history, result
 
 LOST = "bert"  # is killed in round 2
@@ -63,7 +63,7 @@ def trained(devices, tmp_path_factory) -> Trained:
     output = devices.server / "runs" / "first"
     start = time.monotonic()
     run = Run(devices, output)
-    run.wait_for("| round 1/3 | validation")
+    run.wait_for(f"| round 1/{ROUNDS} | validation")
     wait_until(lambda: "ROUND round-2]" in devices.log(LOST), "round 2 begins at the device")
     devices.kill(LOST, "flower-supernode")
     copy = tmp_path_factory.mktemp("in the middle")
@@ -77,7 +77,9 @@ def trained(devices, tmp_path_factory) -> Trained:
 def test_a_run_survives_the_death_of_a_device(trained):
     assert trained.status == 0, trained.said
     lines = history(trained.output)
-    assert [line["stages"]["train.items"]["replies"] for line in lines] == [3, 2, 3]
+    took_part = [line["stages"]["train.items"]["replies"] for line in lines]
+    # On a busy machine it may take longer than the rest of round 2 until the device is back.
+    assert took_part in ([3, 2, 3, 3], [3, 2, 2, 3])
     assert "Node Unavailable" in lines[1]["stages"]["train.items"]["absent"][str(NAMES.index(LOST))]
     assert result(trained.output)["status"] == "completed"
     assert "killed by signal 9" in trained.devices.log(LOST)
@@ -87,9 +89,10 @@ def test_a_run_survives_the_death_of_a_device(trained):
 def test_the_numbers_are_those_of_the_simulation(trained, tmp_path):
     """With no secret in the draws, the devices and one process agree to the bit, the absence included."""
     dead = NAMES.index(LOST)
+    missed = {f"round-{line['round']}" for line in history(trained.output) if line["stages"]["train.items"]["absent"]}
 
     def absent(message: Any, client: int) -> str | None:
-        return "drop" if client == dead and message.metadata.group_id == "round-2" else None
+        return "drop" if client == dead and message.metadata.group_id in missed else None
 
     overrides = " ".join([*settings_list(), "dataset.clients.number=3"])
     config = {"dataset": "planted", "strategy": "fedhur", "overrides": overrides, "output-dir": str(tmp_path / "run")}
