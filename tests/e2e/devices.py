@@ -27,7 +27,7 @@ SETTINGS = (
     # Two stages a round instead of three: each costs seconds. The third is tested with the local runtime.
     "relation.kind=similarity"
 )
-ROUNDS = 4
+ROUNDS = 5
 USERS, ITEMS = 45, 60
 # Nobody else writes these.
 MARK = "zq7Plant"
