@@ -28,9 +28,9 @@ OWN_DATA = "own-data"
 # Kinds of clients whose number is read out of the data (a test compares them with the functions).
 KINDS_OF_DATA = ("one-user", "market", "column", "file", "published")
 
-# Models that an algorithm can train, where it cannot train every kind.
 # Algorithms whose local training is the recommendation loss alone.
 _CLOSED_FORM = ("fedhur", "fedavg", "local", "fedca", "finetune")
+# Models that an algorithm can train, where it cannot train every kind.
 _MODEL_KINDS = {
     "fedhur": ("mf", "lightgcn"),
     "pfedrec": ("mf",),

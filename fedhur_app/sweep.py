@@ -78,9 +78,19 @@ def run_command(
     dataset: str, strategy: str, seed: int, folder: Path, changes: Iterable[str], runtime: str = "local"
 ) -> list[str]:
     """The command of one run into `folder`; `changes` are items of `--set`."""
+    options = run_options(dataset, strategy, seed, folder, changes)
+    return [*module_command("fedhur_app.cli"), "run", "--runtime", runtime, *options]
+
+
+def module_command(module: str) -> list[str]:
+    """The beginning of a command that runs a module."""
     # -P: the code of this process, whatever the working directory holds.
+    return [sys.executable, "-P", "-m", module]
+
+
+def run_options(dataset: str, strategy: str, seed: int, folder: Path, changes: Iterable[str]) -> list[str]:
+    """The options that say which run it is, of `fedhur run` and of the workers of studies."""
     return [
-        *(sys.executable, "-P", "-m", "fedhur_app.cli", "run", "--runtime", runtime),
         *("--dataset", dataset, "--strategy", strategy, "--seed", str(seed), "--output", str(folder)),
         *(word for change in changes for word in ("--set", change)),
     ]

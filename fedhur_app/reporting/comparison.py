@@ -23,6 +23,13 @@ from fedhur_app.reporting.tables import Table, number_text, p_text, to_csv, to_l
 
 P_VALUES = ("t_p", "t_p_holm", "wilcoxon_p", "wilcoxon_p_holm")
 KIB, MIB = 2**10, 2**20
+# Columns of what travelled: name in results.csv, for people, unit, digits.
+SENT = (
+    ("bytes_up", "MiB up", MIB, 2),
+    ("bytes_down", "MiB down", MIB, 2),
+    ("bytes_up_per_client_round", "KiB up a client and round", KIB, 1),
+    ("bytes_down_per_client_round", "KiB down a client and round", KIB, 1),
+)
 
 
 @dataclass(frozen=True)
@@ -200,10 +207,7 @@ def _tables(summary: dict[str, dict[str, Summary]], tests: list[Comparison]) -> 
         return [(column, column.removeprefix(part)) for column in columns if column.startswith(part)]
 
     cost = [
-        ("bytes_up", "MiB up", MIB, 2),
-        ("bytes_down", "MiB down", MIB, 2),
-        ("bytes_up_per_client_round", "KiB up a client and round", KIB, 1),
-        ("bytes_down_per_client_round", "KiB down a client and round", KIB, 1),
+        *SENT,
         ("rounds", "rounds", 1, 1),
         ("best_round", "best round", 1, 1),
         ("seconds", "seconds", 1, 1),

@@ -4,7 +4,7 @@ import json
 import math
 
 from fedhur_app.evaluation.statistics import summarise
-from fedhur_app.reporting.comparison import KIB, MIB, spread_text
+from fedhur_app.reporting.comparison import MIB, SENT, spread_text
 from fedhur_app.reporting.page import Arm, Page, Results
 from fedhur_app.reporting.page_charts import Line, Mark, dot_chart, key, line_chart, scatter_chart, series_class
 from fedhur_app.reporting.page_settings import different_settings
@@ -15,10 +15,7 @@ SHOWN_LINES = 8  # of a chart at first
 MOST_DOTTED = 40  # arms, seed by seed
 
 COST = (
-    ("bytes_up", "MiB up", MIB, 2),
-    ("bytes_down", "MiB down", MIB, 2),
-    ("bytes_up_per_client_round", "KiB up a client and round", KIB, 1),
-    ("bytes_down_per_client_round", "KiB down a client and round", KIB, 1),
+    *SENT,
     ("seconds", "seconds", 1, 1),
     ("rounds", "rounds", 1, 1),
     ("best_round", "best round", 1, 1),

@@ -177,13 +177,7 @@ class Definition(Section):
         if unknown or not names:
             what = f"has no arm {unknown[0]!r}" if unknown else "needs an arm at least"
             raise ConfigError(f"--arms: the study {what}; its arms are {', '.join(known)}")
-        return self.model_copy(
-            update={
-                "arms": [arm for arm in self.arms if arm.name in names],
-                "against": self.against if self.against in names else None,
-                "gain": [name for name in self.gain if name in names],
-            }
-        )
+        return self._narrowed([arm for arm in self.arms if arm.name in names])
 
     def smaller(self) -> "Definition":
         """The version that `--quick` runs."""
@@ -191,13 +185,17 @@ class Definition(Section):
         kept = [
             arm.model_copy(update={"only": []}) for arm in self.arms if quick.arms is None or arm.name in quick.arms
         ]
-        names = [arm.name for arm in kept]
+        changes = [*self.changes, *quick.changes]
+        return self._narrowed(kept).model_copy(
+            update={"datasets": quick.datasets, "seeds": quick.seeds, "changes": changes}
+        )
+
+    def _narrowed(self, arms: list[Arm]) -> "Definition":
+        """With these arms only, and nothing measured against any other."""
+        names = [arm.name for arm in arms]
         return self.model_copy(
             update={
-                "datasets": quick.datasets,
-                "seeds": quick.seeds,
-                "arms": kept,
-                "changes": [*self.changes, *quick.changes],
+                "arms": arms,
                 "against": self.against if self.against in names else None,
                 "gain": [name for name in self.gain if name in names],
             }

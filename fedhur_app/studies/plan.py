@@ -1,7 +1,6 @@
 """The planned runs of a study, their commands, and what their folders tell."""
 
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from fedhur_app.config import ConfigError, load_settings
 from fedhur_app.files import read_json
 from fedhur_app.reporting.outcomes import Outcome, Run, read_outcome
 from fedhur_app.studies.definition import Arm, Definition
-from fedhur_app.sweep import SweepError, run_command
+from fedhur_app.sweep import SweepError, module_command, run_command, run_options
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +80,8 @@ def command_of(run: StudyRun) -> list[str]:
     """The command that makes a run."""
     if run.arm.worker is None:
         return run_command(run.dataset, run.strategy, run.seed, run.folder, run.changes)
-    return [
-        *(sys.executable, "-P", "-m", f"fedhur_app.studies.workers.{run.arm.worker}"),
-        *("--dataset", run.dataset, "--strategy", run.strategy, "--seed", str(run.seed), "--output", str(run.folder)),
-        *(word for change in run.changes for word in ("--set", change)),
-        *run.arm.options,
-    ]
+    options = run_options(run.dataset, run.strategy, run.seed, run.folder, run.changes)
+    return [*module_command(f"fedhur_app.studies.workers.{run.arm.worker}"), *options, *run.arm.options]
 
 
 def read_run(run: Run) -> Outcome:

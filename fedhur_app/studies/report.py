@@ -11,14 +11,13 @@ from typing import Any, get_args
 from fedhur_app.data.catalog import DATASETS
 from fedhur_app.evaluation.statistics import Summary, summarise
 from fedhur_app.files import write_json, write_text
-from fedhur_app.reporting.comparison import P_VALUES, interval_text, notes_on_runs, spread_text
+from fedhur_app.reporting.comparison import KIB, P_VALUES, SENT, interval_text, notes_on_runs, spread_text
 from fedhur_app.reporting.outcomes import Outcome
 from fedhur_app.reporting.tables import Table, number_text, p_text, table_markdown, to_csv
 from fedhur_app.studies import figures, traffic
 from fedhur_app.studies.definition import Arm, Definition, Metric
 from fedhur_app.studies.results import Measured, Results, Tested, key_of
 
-KIB, MIB = 2**10, 2**20
 _EMPTY = summarise([])
 _NAMES = {"ndcg": "NDCG", "recall": "Recall", "mrr": "MRR"}
 Special = Callable[[list[Any], Path], str]
@@ -235,10 +234,7 @@ def _against_table(results: Results, data: str) -> list[Table]:
 def _cost_table(results: Results, data: str) -> Table:
     columns = [
         (f"validation_{results.metric}", f"validation {results.metric}", 1, 4),
-        ("bytes_up", "MiB up", MIB, 2),
-        ("bytes_down", "MiB down", MIB, 2),
-        ("bytes_up_per_client_round", "KiB up a client and round", KIB, 1),
-        ("bytes_down_per_client_round", "KiB down a client and round", KIB, 1),
+        *SENT,
         ("best_round", "best round", 1, 1),
         ("rounds", "rounds", 1, 1),
         ("seconds", "seconds", 1, 0),
@@ -261,11 +257,13 @@ def _measured(measured: list[Measured], data: str, over: str, title: str) -> Tab
     names = list(dict.fromkeys(m.name for m in chosen))
     cells = {(m.arm, m.name): m.summary for m in chosen}
 
-    def cell(arm: str, name: str) -> str:
-        percent = "lose" in name or name in ("users better", "users worse")
-        return spread_text(cells.get((arm, name), _EMPTY), 0.01 if percent else 1, 1 if percent else 4)
+    shares = {name for name in names if "lose" in name or name in ("users better", "users worse")}
 
-    heads = [f"{name}, %" if "lose" in name or name in ("users better", "users worse") else name for name in names]
+    def cell(arm: str, name: str) -> str:
+        unit, digits = (0.01, 1) if name in shares else (1, 4)
+        return spread_text(cells.get((arm, name), _EMPTY), unit, digits)
+
+    heads = [f"{name}, %" if name in shares else name for name in names]
     rows = [[arm, *(cell(arm, name) for name in names)] for arm in dict.fromkeys(m.arm for m in chosen)]
     return Table(title, ["arm", *heads], rows, 1, set())
 
@@ -276,9 +274,7 @@ def _traffic_table(results: Results, data: str) -> Table:
     records = list(dict.fromkeys(record for by_record in sizes.values() for record in by_record))
     rows = [[*record, *(number_text(sizes[arm].get(record, math.nan) / KIB, 2) for arm in arms)] for record in records]
     for direction in ("up", "down"):
-        totals = [
-            sum(size for (_, way, _), size in sizes[arm].items() if way == direction) for arm in results.arms_on(data)
-        ]
+        totals = [sum(size for (_, way, _), size in sizes[arm].items() if way == direction) for arm in arms]
         rows.append(["all", direction, "all", *(number_text(total / KIB, 2) for total in totals)])
     return Table("KiB a client and round", ["stage", "way", "record", *arms], rows if records else [], 3, set())
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-MIB = 2**20
+from fedhur_app.reporting.comparison import MIB
+
 History = list[dict[str, Any]]  # lines of a run's history.jsonl
 
 
