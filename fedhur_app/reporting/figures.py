@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Picture = Literal["pca", "tsne"]
+# Okabe and Ito: colour-blind people tell them apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # t-SNE takes minutes for more points.
 TSNE_POINTS = 3000
 

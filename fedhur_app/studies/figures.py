@@ -1,13 +1,13 @@
 """Figures of a study: convergence, sweeps, quality against bytes, gain of single clients. A panel for each data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedhur_app.reporting.figures import save
+from fedhur_app.reporting.figures import COLOURS, save
 from fedhur_app.reporting.outcomes import TESTED
 from fedhur_app.studies import traffic
 from fedhur_app.studies.results import Results
@@ -15,8 +15,7 @@ from fedhur_app.studies.results import Results
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito: colour-blind people tell them apart. With four kinds of line, 28 arms look different.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# With seven colours 28 arms look different.
 _LINES = ("-", "--", ":", "-.")
 
 
@@ -72,15 +71,9 @@ def _convergence(results: Results, folder: Path) -> list[Drawn]:
     from matplotlib.ticker import MaxNLocator
 
     figure, panels = _panels(results.data)
-    styles = _styles([arm.name for arm in results.definition.arms])
     for data, panel in zip(results.data, panels, strict=True):
-        for arm, style in styles.items():
-            if (data, arm) not in results.cells:
-                continue
-            rows = [_validation(history, results.metric) for history in results.histories[data, arm] if history]
-            if not rows:
-                continue
-            mean, low, high = by_round(rows).T
+        for arm, style, histories in _arms(results, data):
+            mean, low, high = by_round([_validation(history, results.metric) for history in histories]).T
             rounds = np.arange(1, len(mean) + 1)
             panel.plot(rounds, mean, label=arm, marker="o" if len(mean) == 1 else None, **style)
             panel.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
@@ -95,14 +88,8 @@ def _convergence(results: Results, folder: Path) -> list[Drawn]:
 
 def _bytes(results: Results, folder: Path) -> list[Drawn]:
     figure, panels = _panels(results.data)
-    styles = _styles([arm.name for arm in results.definition.arms])
     for data, panel in zip(results.data, panels, strict=True):
-        for arm, style in styles.items():
-            if (data, arm) not in results.cells:
-                continue
-            histories = [history for history in results.histories[data, arm] if history]
-            if not histories:
-                continue
+        for arm, style, histories in _arms(results, data):
             # A run that stopped early keeps its best model and spends nothing more.
             rounds = max(map(len, histories))
             best = [_held(traffic.best_so_far(history, results.metric), rounds) for history in histories]
@@ -173,7 +160,7 @@ def _gain(results: Results, over: str, folder: Path) -> list[Drawn]:
     figure, panels = _panels([f"{data}, {arm}" for data, arm in cells], columns=4, size=(3.2, 2.4))
     limit = 1.05 * max(float(np.abs(values).max()) for values in cells.values()) or 1.0
     for values, panel in zip(cells.values(), panels, strict=True):
-        colours = [_COLOURS[1] if value < 0 else _COLOURS[0] for value in values]
+        colours = [COLOURS[1] if value < 0 else COLOURS[0] for value in values]
         panel.bar(np.arange(1, len(values) + 1), values, width=1.0, color=colours)
         panel.axhline(0, color="black", linewidth=0.8)
         panel.set(ylim=(-limit, limit), xlabel="clients of all seeds, sorted", ylabel=f"gain in {results.metric}")
@@ -181,6 +168,14 @@ def _gain(results: Results, over: str, folder: Path) -> list[Drawn]:
     save(figure, folder, name, ("png",))
     says = f"A bar for each client and seed: mean over its users of the test {results.metric} minus that of {over}."
     return [Drawn(f"{name}.png", f"Gain of every client over {over}", says)]
+
+
+def _arms(results: Results, data: str) -> Iterator[tuple[str, dict[str, Any], list[traffic.History]]]:
+    """Name, style (the same on all data) and histories of the arms that have any on some data."""
+    for arm, style in _styles([arm.name for arm in results.definition.arms]).items():
+        histories = [history for history in results.histories.get((data, arm), []) if history]
+        if histories:
+            yield arm, style, histories
 
 
 def _validation(history: traffic.History, metric: str) -> np.ndarray:
@@ -195,7 +190,7 @@ def _held(values: np.ndarray, length: int) -> np.ndarray:
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
-        name: {"color": _COLOURS[i % len(_COLOURS)], "linestyle": _LINES[i // len(_COLOURS) % len(_LINES)]}
+        name: {"color": COLOURS[i % len(COLOURS)], "linestyle": _LINES[i // len(COLOURS) % len(_LINES)]}
         for i, name in enumerate(names)
     }
 

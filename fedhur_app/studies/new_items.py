@@ -10,15 +10,13 @@ import polars as pl
 from fedhur_app.evaluation.statistics import summarise
 from fedhur_app.files import read_json, write_text
 from fedhur_app.reporting.comparison import spread_text
-from fedhur_app.reporting.figures import save
+from fedhur_app.reporting.figures import COLOURS, save
 from fedhur_app.reporting.tables import Table, number_text, table_markdown, to_csv
 from fedhur_app.studies.places import HasFolder, Place, places_of
 
 # New items count as arrived when their recall is this share of that in a run that always had them.
 ARRIVED = 0.95
 CONTROL = "-control"  # behind the name of an arm: that of the same run with nothing withheld
-# Okabe and Ito: colour-blind people tell them apart.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ def _draw(found: Sequence[Curves], name: str, folder: Path) -> None:
                 continue
             length = min(map(len, rows))
             mean = np.mean([row[:length] for row in rows], axis=0)
-            colour = _COLOURS[methods.index(arm.removesuffix(CONTROL)) % len(_COLOURS)]
+            colour = COLOURS[methods.index(arm.removesuffix(CONTROL)) % len(COLOURS)]
             style = ":" if own[0].control else "-"
             panel.plot(np.arange(length) + 1, mean, color=colour, linestyle=style, label=arm)
         for appear in {c.appear for c in found}:
