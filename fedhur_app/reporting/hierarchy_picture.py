@@ -1,7 +1,7 @@
 """Two pictures of how FedHUR sees items and clients: a tree of item groups, and relation bands (the paper's figure 2).
 
 The tree shows example titles; the bands show, for an item, who gives how much on every level. Both take plain arrays;
-`relation_collector.collect_relations` gets them out of a run. matplotlib is imported where it is used (a second).
+`studies/workers/relations.py` gets them out of a run. matplotlib is imported where it is used (a second).
 """
 
 from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, settings_of_run
 from fedhur_app.data.experiment import load_interactions_of
 from fedhur_app.relations.hierarchy import Hierarchy, Level
 from fedhur_app.reporting.hierarchy_picture import Group, draw_bands, draw_tree, example_tree, relation_bands
-from fedhur_app.reporting.relation_collector import collect_relations
+from fedhur_app.studies.workers.relations import collect_relations
 
 # Items 0-3 and 4-5; the first group is split into {0}, {1}, {2, 3}, the second into {4, 5}.
 COARSE = Level.from_labels(torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0]))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedhur_app.relations.hierarchy import Hierarchy, Level
-from fedhur_app.reporting.relation_collector import Relations
 from fedhur_app.studies import hierarchy as study
 from fedhur_app.studies.workers import pictures
+from fedhur_app.studies.workers.relations import Relations
 from tests.running import SMALL
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from fedhur_app.files import write_text
 from fedhur_app.reporting.hierarchy_picture import draw_bands, draw_tree, example_tree, relation_bands
-from fedhur_app.reporting.relation_collector import Relations, collect_relations
 from fedhur_app.reporting.tables import to_csv
-from fedhur_app.studies.workers.in_process import parser, run_config
+from fedhur_app.studies.workers.in_process import failures_written, parser, run_config
+from fedhur_app.studies.workers.relations import Relations, watched_run
 
 
 def two_items(relations: Relations) -> tuple[int, int]:
@@ -60,7 +60,10 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser(__doc__ or "")
     options.add_argument("--target", type=int, default=0, help="row of the client that is helped")
     chosen = options.parse_args(words)
-    draw(collect_relations(run_config(chosen)), chosen.target, chosen.output)
+    with failures_written(chosen):
+        relations, run, result = watched_run(run_config(chosen))
+        draw(relations, chosen.target, run.folder.path)
+        run.folder.write_result(result)  # last: a folder with a result is finished
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Hierarchy and relations of one round, taken out of a run in this process: no run folder keeps them.
 
-They are K^2 numbers a block, so the server lets them pass by in parts and forgets them. With runtime.py one of the two
-files of this package that reach into server_app.
+They are K^2 numbers a block, so the server lets them pass by in parts and forgets them.
 """
 
 import tempfile
@@ -16,7 +15,8 @@ from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, Settings, setting
 from fedhur_app.data.experiment import load_interactions_of
 from fedhur_app.data.interactions import Interactions
 from fedhur_app.relations.hierarchy import Hierarchy
-from fedhur_app.runtime import run_local
+from fedhur_app.studies.workers.in_process import LocalRun, build
+from server_app.strategies.fedhur import Server as FedHUR
 
 
 @dataclass(frozen=True)
@@ -51,39 +51,51 @@ def collect_relations(run_config: dict[str, Any], wanted: int | None = None) -> 
     Raises:
         ConfigError: The settings have no relations, or the run had no such round.
     """
-    from server_app.strategies.fedhur import Server
+    with tempfile.TemporaryDirectory() as folder:
+        return watched_run({**DEFAULT_RUN_CONFIG, "output-dir": folder, **run_config}, wanted)[0]
 
-    settings = settings_of_run({**DEFAULT_RUN_CONFIG, **run_config})
+
+def watched_run(config: dict[str, Any], wanted: int | None = None) -> tuple[Relations, LocalRun, dict[str, Any]]:
+    """The same for a whole run config: relations, the run, and the result that its folder does not hold yet.
+
+    Raises:
+        ConfigError: As :func:`collect_relations`.
+    """
+    settings = settings_of_run(config)
     if settings.algorithm != "fedhur" or settings.relation.kind == "none" or (wanted or 1) > settings.rounds:
         raise _missing(settings, wanted)
     found: dict[str, Any] = {}
-    original = Server._relations
-
-    def tapped(server: Server, round_: int) -> Iterator[tuple[int, slice, Tensor]]:
-        if wanted not in (None, round_):
-            yield from original(server, round_)
-            return
-        alphas: dict[int, list[np.ndarray]] = {}
-        for index, blocks, alpha in original(server, round_):
-            alphas.setdefault(index, []).append(alpha.cpu().numpy().copy())
-            yield index, blocks, alpha
-        found.update(
-            round=round_,
-            clients=list(server.uploaded),
-            hierarchy=server.hierarchy,
-            alphas=[np.concatenate(alphas[index]) for index in sorted(alphas)],
-        )
-
-    Server._relations = tapped  # type: ignore[method-assign, assignment]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            run_local({"output-dir": folder, **run_config})
-    finally:
-        Server._relations = original  # type: ignore[method-assign]
+    run = build(settings, config, server=_watched(found, wanted))
+    result = run.start()
     if not found:
         raise _missing(settings, wanted)
     data = load_interactions_of(settings)
-    return Relations(**found, titles=item_titles(data), popularity=np.bincount(data.items, minlength=data.n_items))
+    popularity = np.bincount(data.items, minlength=data.n_items)
+    return Relations(**found, titles=item_titles(data), popularity=popularity), run, result
+
+
+def _watched(found: dict[str, Any], wanted: int | None) -> type[FedHUR]:
+    """FedHUR's server, which leaves hierarchy and weights of a round (None: of every round) in `found`."""
+
+    class Watched(FedHUR):
+        """See :func:`_watched`."""
+
+        def _relations(self, round_: int) -> Iterator[tuple[int, slice, Tensor]]:
+            if wanted not in (None, round_):
+                yield from super()._relations(round_)
+                return
+            alphas: dict[int, list[np.ndarray]] = {}
+            for index, blocks, alpha in super()._relations(round_):
+                alphas.setdefault(index, []).append(alpha.cpu().numpy().copy())
+                yield index, blocks, alpha
+            found.update(
+                round=round_,
+                clients=list(self.uploaded),
+                hierarchy=self.hierarchy,
+                alphas=[np.concatenate(alphas[index]) for index in sorted(alphas)],
+            )
+
+    return Watched
 
 
 def _missing(settings: Settings, wanted: int | None) -> ConfigError:
