@@ -5,6 +5,7 @@ the device is sharper for the same reason: the Gram matrix of the item table is 
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ def fit_items(
         ``(w0 P^T P + sum_{u in S_i} p_u p_u^T + l2 I) e = sum_{u in S_i} p_u + l2 e0_i``,
 
     the minimiser of ``sum_{u in S_i} (1 - p_u.e)^2 + w0 sum_u (p_u.e)^2 + l2 |e - e0_i|^2``. With fewer users than
-    dimensions the unknowns are as many as the users: outside the span of ``P`` a row stays what it was.
+    dimensions everything happens in the span of ``P``: outside it a row stays what it was.
 
     Args:
         users: User table ``P`` (U, d).
@@ -52,37 +53,45 @@ def fit_items(
         span, triangle = torch.linalg.qr(table.T)  # P = R^T Q^T
         table = triangle.T
     rank = table.shape[1]
+    identity = torch.eye(max(rank, 1), dtype=table.dtype, device=table.device)
+    common = unobserved_weight * (table.T @ table) + l2 * identity[:rank, :rank]
+    reduced = torch.cholesky_solve(table.T, torch.linalg.cholesky(common)).T  # P C^-1 (U, rank)
+    overlap = reduced @ table.T  # P C^-1 P^T (U, U)
     old = None if anchor is None else anchor.double()
-    inner = None if old is None else old @ span
-    common = unobserved_weight * (table.T @ table) + l2 * torch.eye(rank, dtype=table.dtype, device=table.device)
-    owners, items = (torch.as_tensor(column, device=table.device) for column in train.pairs())
-    order = torch.argsort(items, stable=True)
-    owners, items = owners[order], items[order]
-    solved = table.new_zeros(n_items, rank)
-    if inner is not None:  # rows of items that nobody has: only pulled
-        solved = torch.linalg.solve(common, l2 * inner.T).T
-    distinct, starts = torch.unique_consecutive(items, return_counts=True)
-    ends = starts.cumsum(0)
-    step = max(1, _CHUNK_BYTES // (8 * rank * rank))
-    for first in range(0, len(distinct), step):
-        chosen = distinct[first : first + step]
-        pairs = slice(int(ends[first - 1]) if first else 0, int(ends[min(first + step, len(distinct)) - 1]))
-        rows = torch.searchsorted(chosen, items[pairs])
-        vectors = table[owners[pairs]]
-        matrices = common.repeat(len(chosen), 1, 1)
-        # A few pairs at a time: each is a matrix.
-        for begin in range(0, len(rows), step):
-            part = vectors[begin : begin + step]
-            matrices.index_add_(0, rows[begin : begin + step], part[:, :, None] * part[:, None, :])
-        target = table.new_zeros(len(chosen), rank).index_add_(0, rows, vectors)
-        if inner is not None:
-            target += l2 * inner[chosen]
-        factor = torch.linalg.cholesky(matrices)
-        solved[chosen] = torch.cholesky_solve(target[:, :, None], factor)[:, :, 0]
+    inner = table.new_zeros(n_items, rank) if old is None else old @ span
+    # Rows of items that nobody has: only pulled, towards 0 and to the anchor.
+    solved = inner if old is None else l2 * torch.cholesky_solve(inner.T, torch.linalg.cholesky(common)).T
+    pulled = solved @ table.T  # What the users score before their items count (I, U).
+    for chosen, owners in _items_by_owners(train, table.device):
+        number = owners.shape[1]
+        if number <= rank:
+            # (C + X^T X)^-1 (X^T 1 + l2 e0) = b + C^-1 X^T (I + X C^-1 X^T)^-1 (1 - X b) with b = l2 C^-1 e0: as many
+            # unknowns as the item has owners, and most items have few.
+            matrices = overlap[owners[:, :, None], owners[:, None, :]] + identity[:number, :number]
+            missing = 1 - pulled[chosen[:, None], owners]
+            weights = torch.cholesky_solve(missing[:, :, None], torch.linalg.cholesky(matrices))
+            solved[chosen] += (weights * reduced[owners]).sum(1)
+        else:
+            for item, own in zip(chosen, table[owners], strict=True):
+                factor = torch.linalg.cholesky(torch.addmm(common, own.T, own))
+                solved[item] = torch.cholesky_solve((own.sum(0) + l2 * inner[item])[:, None], factor)[:, 0]
     result = solved @ span.T
-    if old is not None and inner is not None:
+    if old is not None:
         result += old - inner @ span.T
     return result.to(users)
+
+
+def _items_by_owners(train: UserItems, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Items (n,) that equally many users have, and those users (n, number), some at a time."""
+    users, items = train.pairs()
+    order = np.argsort(items, kind="stable")
+    owners = torch.as_tensor(users[order], device=device)
+    distinct, counts = (torch.as_tensor(part) for part in np.unique(items, return_counts=True))
+    starts = counts.cumsum(0) - counts
+    for number in counts.unique().tolist():
+        for chosen in (counts == number).nonzero()[:, 0].split(max(1, _CHUNK_BYTES // (8 * number * number))):
+            places = (starts[chosen][:, None] + torch.arange(number)).to(device)
+            yield distinct[chosen].to(device), owners[places]
 
 
 def train_implicit(
