@@ -171,16 +171,16 @@ def attribute(
     open_: dict[str, list[Span]] = defaultdict(list)
     parts: dict[str, float] = defaultdict(float)
     now = start
-    for moment, begins, _, span in [*events, (end, 0, 0.0, None)]:
+    for moment, begins, _, span in events:
         if moment > now:
             _share(parts, moment - now, open_, workers, pauses)
             now = moment
-        if span is None:
-            break
         if begins:
             open_[span.thread].append(span)
         else:
             open_[span.thread].remove(span)
+    if end > now:
+        _share(parts, end - now, open_, workers, pauses)
     return dict(parts)
 
 

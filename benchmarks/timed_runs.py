@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch import Tensor
 from benchmarks.probe import (
     ALGORITHM,
     CALL,
-    CLIENT_STEPS,
     FOLDER,
     MESSAGE,
     ROUND,
@@ -65,8 +65,8 @@ class TimedRun:
     """A run with the rounds that count.
 
     Attributes:
-        rounds: Times of the rounds after the first.
-        history: Its history.jsonl, the same rounds.
+        rounds: Times of the rounds after the warm-up.
+        history: Their lines of history.jsonl.
         uploads: The item tables of the last round, by client; local runtime only.
     """
 
@@ -194,7 +194,7 @@ def _round_time(round_: Span, spans: list[Span], line: dict[str, Any]) -> RoundT
     parts: dict[str, float] = {}
     most = 1
     edges = [round_.start, *(edge for call in calls for edge in (call.start, call.end)), round_.end]
-    for number, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+    for number, (start, end) in enumerate(pairwise(edges)):
         lanes = {round_.thread}
         if number % 2:  # between the edges of a call: clients are at work
             within = [span for span in inside if span.name == MESSAGE and span.end > start and span.start < end]
@@ -204,16 +204,17 @@ def _round_time(round_: Span, spans: list[Span], line: dict[str, Any]) -> RoundT
             parts[name] = parts.get(name, 0.0) + seconds
     whole: dict[str, float] = {}
     own: dict[str, float] = {}
+    until: dict[tuple[str, str], float] = {}
     for span in inside:
-        whole[span.name] = whole.get(span.name, 0.0) + span.seconds
         own[span.name] = own.get(span.name, 0.0) + span.own
+        if span.end > until.get((span.name, span.thread), 0.0):  # not inside a span of the same name
+            whole[span.name] = whole.get(span.name, 0.0) + span.seconds
+            until[span.name, span.thread] = span.end
     return RoundTime(round_.seconds, line["seconds"]["stages"], parts, whole, own, most)
 
 
 def client_seconds(run: TimedRun, step: str) -> float:
     """Mean seconds of a client in one round for one of its steps, itself only; median over rounds."""
-    if step not in CLIENT_STEPS:
-        raise ValueError(f"{step!r} is not a step of a client: {', '.join(CLIENT_STEPS)}")
     return statistics.median(
         round_.own.get(step, 0.0) / line["clients"] for round_, line in zip(run.rounds, run.history, strict=True)
     )
