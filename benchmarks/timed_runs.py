@@ -138,7 +138,7 @@ def _app(folder: Path, checkout: Path) -> Path:
         encoding="utf-8",
     )
     (folder / "pyproject.toml").write_text(
-        '[project]\nname = "fedhur-timed"\nversion = "0.1.0"\nlicense = "Apache-2.0"\n\n'
+        '[project]\nname = "fedhur-timed"\nversion = "0.1.0"\ndescription = "FedHUR, timed"\nlicense = "Apache-2.0"\n\n'
         '[tool.flwr.app]\npublisher = "fedhur"\n\n'
         '[tool.flwr.app.components]\nserverapp = "timed_app:server"\nclientapp = "timed_app:client"\n\n'
         f"[tool.flwr.app.config]\n{toml_text(keys)}",
