@@ -3,6 +3,7 @@
 import json
 import os
 import statistics
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from benchmarks.probe import (
 )
 from benchmarks.spans import Recorder, Span, attribute, read_spans, recording, replaced
 from fedhur_app.config import Settings
-from fedhur_app.flower_runner import FlowerError, app_folder, run_flower, toml_text
+from fedhur_app.flower_runner import FOR_PEOPLE, FlowerError, app_folder, run_flower, toml_text
 from server_app.strategies import server_strategy
 
 WARM_UP = 1  # rounds that do not count
@@ -120,10 +121,16 @@ def timed_flower(config: dict[str, str | int], settings: Settings, folder: Path,
     app = _app(_empty(folder / "app"), root)
     spans = _empty(folder / "spans")
     lines: list[str] = []
+
+    def follow(line: str) -> None:
+        lines.append(line)
+        if FOR_PEOPLE in line:
+            print(line, file=sys.stderr, flush=True)
+
     # The workers import this checkout, and the app itself is two lines of names.
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     with _environment({FOLDER: str(spans), ALGORITHM: settings.algorithm, "PYTHONPATH": path}):
-        outcome = run_flower(config, clients, on_line=lines.append, app_folder=app)
+        outcome = run_flower(config, clients, on_line=follow, app_folder=app)
     if not outcome.completed:
         raise FlowerError(f"the run under Flower did not complete ({outcome.status}):\n" + "\n".join(lines[-40:]))
     return TimedRun(*_times(spans, Path(str(config["output-dir"]))))
