@@ -15,7 +15,7 @@ from client_app.algorithms import client_algorithm
 from client_app.device import Device, Entered, LostError, sizes
 from client_app.device_folder import NodeError
 from client_app.state import ClientState, StateError, StateFolder, get_place, set_place
-from fedhur_app.compute import resolve_device, threads
+from fedhur_app.compute import resolve_device
 from fedhur_app.config import from_json
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.own_rows import Rows
@@ -23,6 +23,7 @@ from fedhur_app.data.shards import Shard, load_shard, shard_path
 from fedhur_app.fingerprint import code_fingerprint
 from fedhur_app.memory import peak_memory_mib
 from fedhur_app.models.training import DivergedError
+from fedhur_app.parallel import threads
 from fedhur_app.protocol import Content, Stage, bytes_by_record, decode, encode
 
 # Ray reads this before it starts its workers: it keeps them from hiding the GPUs, and a warning from the log.

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 import fedhur_app
-from fedhur_app.compute import threads
 from fedhur_app.config import Settings, from_json
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import Interactions
@@ -29,6 +28,7 @@ from fedhur_app.evaluation.ranking import best_items
 from fedhur_app.files import replacing, write_text
 from fedhur_app.models.mf import MatrixFactorization
 from fedhur_app.models.refit import refit_users
+from fedhur_app.parallel import threads
 
 if TYPE_CHECKING:
     from client_app.device_folder import DeviceFolder, DeviceRun, Membership

@@ -16,6 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedhur_app.compute import resolve_device
 from fedhur_app.config import DEFAULT_RUN_CONFIG, OWN_DATA, ConfigError, settings_of_run
 from fedhur_app.data.experiment import number_of_clients
+from fedhur_app.parallel import cores, in_order, threads
 from fedhur_app.protocol import InProcessContext
 
 RUN_ID = 1
@@ -26,6 +27,8 @@ _FIRST_NODE = 1000
 Fault = Callable[[Message, int], str | None]
 # What a node runs: the ClientApp, or something around it.
 Client = Callable[[Message, Context], Message]
+# What a node has to do for a message; no answer is one that never comes.
+Work = Callable[[], Message | None]
 
 
 class LocalGrid(Grid):
@@ -37,6 +40,7 @@ class LocalGrid(Grid):
         run_config: The run config that every context carries.
         fault: Plays unreliable clients, see :data:`Fault`.
         node_config: Extra node config by partition, for clients that bring their own data.
+        workers: Nodes that may be at work at once (in threads). The answers are the same with any number.
     """
 
     def __init__(
@@ -46,12 +50,14 @@ class LocalGrid(Grid):
         run_config: dict[str, Any],
         fault: Fault | None = None,
         node_config: Callable[[int], dict[str, Any]] | None = None,
+        workers: int = 1,
     ) -> None:
         # Flower 1.42 lets only a known task create messages.
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = RUN_ID
         self._run = Run.create_empty(run_id=RUN_ID)
         self.client_app = client_app
         self.fault = fault
+        self.workers = workers
         self.contexts = {
             _FIRST_NODE + i: InProcessContext(
                 RUN_ID,
@@ -88,16 +94,12 @@ class LocalGrid(Grid):
         """Let the addressed nodes answer, one after the other."""
         pushed = []
         for message in messages:
-            context = self.contexts.get(message.metadata.dst_node_id)
-            if context is None:
-                continue
-            self._pushed += 1
-            message_id = f"message-{self._pushed}"
-            message.metadata.__dict__["_message_id"] = message_id
-            pushed.append(message_id)
-            fault = self.fault(message, int(context.node_config["partition-id"])) if self.fault else None
-            if fault != "drop":
-                self._replies[message_id] = self._answer(message, context, fault)
+            work = self._take(message)
+            if work is not None:
+                pushed.append(message.metadata.message_id)
+                answer = work()
+                if answer is not None:
+                    self._replies[message.metadata.message_id] = answer
         return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -105,9 +107,21 @@ class LocalGrid(Grid):
         return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Flower's interface; nothing ever has to be waited for, and one message at a time is in memory."""
-        for message in messages:
-            yield from self.pull_messages(self.push_messages([message]))
+        """Flower's interface: answers come in the order of the messages, of which a few at a time are in memory."""
+        work = (taken for message in messages if (taken := self._take(message)) is not None)
+        # What a client finds when it starts and restores when it ends is the whole process's: it must always be 1.
+        with threads(1):
+            yield from (answer for answer in in_order(_call, work, self.workers) if answer is not None)
+
+    def _take(self, message: Message) -> Work | None:
+        """What the addressed node has to do; None where there is no such node."""
+        context = self.contexts.get(message.metadata.dst_node_id)
+        if context is None:
+            return None
+        self._pushed += 1
+        message.metadata.__dict__["_message_id"] = f"message-{self._pushed}"
+        fault = self.fault(message, int(context.node_config["partition-id"])) if self.fault else None
+        return lambda: None if fault == "drop" else self._answer(message, context, fault)
 
     def _answer(self, message: Message, context: Context, fault: str | None) -> Message:
         state = RecordDict(dict(context.state))
@@ -118,6 +132,10 @@ class LocalGrid(Grid):
         except Exception as error:
             context.state = state
             return Message(Error(2, f"{traceback.format_exc()}\n{error}"), reply_to=message)
+
+
+def _call(work: Work) -> Message | None:
+    return work()
 
 
 def run_local(run_config: dict[str, Any], fault: Fault | None = None) -> LocalGrid:
@@ -143,7 +161,8 @@ def run_local(run_config: dict[str, Any], fault: Fault | None = None) -> LocalGr
         raise ConfigError(
             f"{OWN_DATA} means rows on devices: it runs with a SuperLink and SuperNodes, not in one process"
         )
-    resolve_device(settings.device)  # a missing GPU is an error here, not one of every client
-    grid = LocalGrid(client_app, number_of_clients(settings), config, fault)
+    device = resolve_device(settings.device)  # a missing GPU is an error here, not one of every client
+    workers = cores(settings.server.threads) if device.type == "cpu" else 1
+    grid = LocalGrid(client_app, number_of_clients(settings), config, fault, workers=workers)
     server_app(grid, Context(RUN_ID, RUN_ID, {}, RecordDict(), config))
     return grid

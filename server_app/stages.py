@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
-import torch
 from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from fedhur_app.finite import all_finite
 from fedhur_app.protocol import Content, ProtocolError, Stage, bytes_by_record, decode, encode, with_field
 
 # Marks the lines that are for the person who watches the run (the command line shows these only).
@@ -331,7 +331,7 @@ def _check_finite(content: Content, client: int, stage: str, round_: int) -> Non
             if tensor.is_floating_point()
         }
         bad = [name for name, value in numbers.items() if value != value or abs(value) == float("inf")]
-        bad += [name for name, tensor in arrays.items() if not bool(torch.isfinite(tensor).all())]
+        bad += [name for name, tensor in arrays.items() if not all_finite(tensor)]
         problem = f"{bad[0]} is not finite" if bad else ""
     if problem:
         raise DivergedRunError(

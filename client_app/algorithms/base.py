@@ -14,6 +14,7 @@ from client_app.state import ClientState
 from fedhur_app.config import Settings
 from fedhur_app.data.shards import Shard, UserItems
 from fedhur_app.evaluation.ranking import METRICS, NonFiniteScoresError, RankSums, UserRanks, rank_users
+from fedhur_app.finite import all_finite
 from fedhur_app.models.als import train_implicit
 from fedhur_app.models.base import Recommender
 from fedhur_app.models.factory import initial_parameters, recommender
@@ -200,7 +201,7 @@ class ClientAlgorithm:
     def check_finite(self, when: str) -> None:
         """Stop before a NaN or an infinity reaches the server or the disk."""
         for name, table in self.state.arrays["model"].items():
-            if not bool(torch.isfinite(table).all()):
+            if not all_finite(table):
                 raise DivergedError(f"the table {name!r} is not finite {when}")
 
     # --- best model and ranking ---------------------------------------------------------------------------------

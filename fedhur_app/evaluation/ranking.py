@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fedhur_app.data.shards import UserItems
+from fedhur_app.finite import all_finite
 from fedhur_app.seeding import torch_generator
 
 METRICS = ("recall", "precision", "mrr", "ndcg", "hit", "auc")
@@ -210,7 +211,7 @@ def rank_users(
         if scores.shape != (len(rows), n_items):
             raise ValueError(f"expected scores of shape {(len(rows), n_items)}, got {tuple(scores.shape)}")
         scores = scores.to(torch.float32, copy=True)  # a copy, masked below
-        if not torch.stack(scores.aminmax()).isfinite().all():  # minimum and maximum carry any NaN
+        if not all_finite(scores):
             bad = int((~scores.isfinite()).sum())
             raise NonFiniteScoresError(
                 f"{bad} of {scores.numel()} scores are not finite (as float32): the model has diverged"
@@ -239,7 +240,7 @@ def best_items(scores: Tensor, seen: np.ndarray, k: int, tie_seed: int = 0) -> n
         NonFiniteScoresError: A score is not finite: the model has diverged.
     """
     row = scores.to(torch.float32, copy=True)[None]
-    if not bool(row.isfinite().all()):
+    if not all_finite(row):
         raise NonFiniteScoresError("scores are not finite (as float32): the model has diverged")
     row[0, torch.from_numpy(np.asarray(seen, dtype=np.int64))] = -math.inf
     unseen = int((row > -math.inf).sum())

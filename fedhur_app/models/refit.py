@@ -51,7 +51,7 @@ def refit_users(items: Tensor, train: UserItems, unobserved_weight: float = 0.1,
     scale = math.sqrt(n_items) / norm
     table = table * scale
     identity = torch.eye(dim, dtype=table.dtype, device=table.device)
-    common = unobserved_weight * (table.T @ table) + l2 * identity
+    common = unobserved_weight * _gram(table) + l2 * identity
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(common))
     for user in np.flatnonzero(train.counts).tolist():
         seen = table.index_select(0, torch.as_tensor(train.of(user), device=table.device))
@@ -64,6 +64,14 @@ def refit_users(items: Tensor, train: UserItems, unobserved_weight: float = 0.1,
             solved = _solve(torch.addmm(common, seen.T, seen), seen.sum(0))
         vectors[user] = solved * scale
     return vectors
+
+
+def _gram(table: Tensor) -> Tensor:
+    """``E^T E``. numpy sees that it is symmetric and computes half of it: a third of torch's time in float64."""
+    if table.device.type != "cpu":
+        return table.T @ table
+    array = table.numpy()
+    return torch.from_numpy(array.T @ array)
 
 
 def _solve(matrix: Tensor, target: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedhur_app.data.shards import UserItems
+from fedhur_app.finite import all_finite
 from fedhur_app.models.base import Recommender
 from fedhur_app.models.negatives import NegativeSampler
 from fedhur_app.models.optimizers import Optimizer, OptimizerName
@@ -173,7 +174,7 @@ def train_locally(
                     optimizer.step(gradients)
             loss_sum += loss * batch.shape[1]
         for name, tensor in trained.items():
-            if not torch.stack(tensor.aminmax()).isfinite().all():  # no temporary of the table's size
+            if not all_finite(tensor):
                 raise DivergedError(
                     _diverged(f"the table {name!r} is no longer finite (last loss {loss:.3g})", epoch, options)
                 )

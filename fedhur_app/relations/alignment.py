@@ -88,6 +88,11 @@ class PersonalFilter:
         rows = zip(self.hierarchy.levels, self.residuals, self.betas, strict=True)
         return [(level, beta * residual) for level, residual, beta in rows][: last + 1]
 
+    @cached_property
+    def gram(self) -> torch.Tensor:
+        """``V^T V (r, r)``."""
+        return self.vectors.T @ self.vectors
+
     def double(self) -> "PersonalFilter":
         """The same filter in float64."""
         residuals = [residual.double() for residual in self.residuals]
@@ -100,7 +105,7 @@ class PersonalFilter:
 
     def squared_norm(self) -> float:
         """``||S~||_F^2``, without ever forming the matrix."""
-        scaled_gram = (self.vectors.T @ self.vectors) * self.values
+        scaled_gram = self.gram * self.values
         total = (scaled_gram * scaled_gram.T).sum()
         if self.tree:
             total += 2 * (self.values * (self.vectors * self._residual_matmul(self.vectors)).sum(dim=0)).sum()
@@ -186,7 +191,10 @@ def align(
     if items.dim() != 2 or len(items) != personal.n_items:
         raise ValueError(f"The item table is {tuple(items.shape)}, but the filter has {personal.n_items} items.")
     if solver == "exact":
-        aligned = _exact(personal, items)
+        coefficients = _exact_coefficients(personal, items)
+        if coefficients is not None:
+            return AlignmentResult(personal.vectors @ coefficients, _error_of_coefficients(personal, coefficients))
+        aligned = _exact_in_basis(personal, items)
     elif solver == "gd":
         aligned = _gradient_descent(personal, items, steps, eta)
     elif solver == "reference":
@@ -206,7 +214,11 @@ def fit_error(personal: PersonalFilter, items: torch.Tensor) -> float:
 
 def procrustes(table: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Orthogonal ``Q (d, d)`` that minimises ``||table Q - target||_F``, both ``(I, d)``."""
-    left, _, right = torch.linalg.svd(table.T @ target)
+    return _closest_rotation(table.T @ target)
+
+
+def _closest_rotation(product: torch.Tensor) -> torch.Tensor:
+    left, _, right = torch.linalg.svd(product)
     return left @ right
 
 
@@ -231,9 +243,7 @@ class _Coordinates:
         vectors = personal.vectors
         self.level = personal.tree[-1][0] if personal.tree else None
         if self.level is None:
-            gram = vectors.T @ vectors
-            deviation = (gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs().max()
-            if deviation <= _ORTHONORMAL * torch.finfo(gram.dtype).eps:
+            if _orthonormal(personal):
                 self.within = vectors
                 self.low_rank = None  # V is the basis: the filter is diag(w).
                 return
@@ -303,23 +313,50 @@ def _tree_matmul(tree: Sequence[tuple[Level, torch.Tensor]], sums: torch.Tensor)
     return rows
 
 
-def _exact(personal: PersonalFilter, items: torch.Tensor) -> torch.Tensor:
-    width = items.shape[1]
-    if not personal.tree and len(personal.values) <= width and bool((personal.values >= 0).all()):
-        # The filter already is E E^T of a table of this width: nothing to solve.
-        best = items.new_zeros(items.shape)
-        best[:, : len(personal.values)] = personal.vectors * personal.values.sqrt()
-        return best @ procrustes(best, items)
-    coordinates = _Coordinates(personal)
-    if coordinates.low_rank is None:
-        values, order = personal.values.sort(descending=True, stable=True)
-        values = values[:width]
-        vectors = coordinates.within[:, order[:width]]
+def _exact_coefficients(personal: PersonalFilter, items: torch.Tensor) -> torch.Tensor | None:
+    """``C (r, d)`` of the minimiser ``V C`` of a filter without residuals, if its eigenpairs need not be searched for.
+
+    Only two products have the height of the table, ``V^T E`` here and ``V C``: the rest is ``r x r``.
+    """
+    if personal.tree:
+        return None
+    values, width = personal.values, items.shape[1]
+    if len(values) <= width and bool((values >= 0).all()):
+        # The filter already is E E^T of a table of this width, whatever V is.
+        kept = torch.arange(len(values), device=values.device)
+    elif _orthonormal(personal):
+        kept = values.argsort(descending=True, stable=True)[:width]
     else:
-        vectors, values = _top_of_basis(coordinates, width)
-        vectors = coordinates.expand(vectors)
+        return None
+    roots = values[kept].clamp_min(0).sqrt()[:, None]
+    product = items.new_zeros(width, width)
+    product[: len(kept)] = roots * (personal.vectors.T @ items)[kept]
+    coefficients = items.new_zeros(len(values), width)
+    coefficients[kept] = roots * _closest_rotation(product)[: len(kept)]
+    return coefficients
+
+
+def _error_of_coefficients(personal: PersonalFilter, coefficients: torch.Tensor) -> float:
+    """:func:`fit_error` of ``V C``: ``tr((G D)^2) / tr((G W)^2)`` with ``D = C C^T - W``: nothing large cancels."""
+    gram, weights = personal.gram.double(), personal.values.double()
+    coefficients = coefficients.double()
+    difference = gram @ (coefficients @ coefficients.T - torch.diag(weights))
+    scaled = gram * weights
+    norm = float((scaled * scaled.T).sum())
+    return max(float((difference * difference.T).sum()), 0.0) / (norm or 1.0)
+
+
+def _orthonormal(personal: PersonalFilter) -> bool:
+    gram = personal.gram
+    deviation = (gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs().max()
+    return bool(deviation <= _ORTHONORMAL * torch.finfo(gram.dtype).eps)
+
+
+def _exact_in_basis(personal: PersonalFilter, items: torch.Tensor) -> torch.Tensor:
+    coordinates = _Coordinates(personal)
+    vectors, values = _top_of_basis(coordinates, items.shape[1])
     best = items.new_zeros(items.shape)
-    best[:, : len(values)] = vectors * values.clamp_min(0).sqrt()
+    best[:, : len(values)] = coordinates.expand(vectors) * values.clamp_min(0).sqrt()
     return best @ procrustes(best, items)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import scipy.linalg
 import torch
 
+from fedhur_app.finite import all_finite
+
 
 def dense_top_eigenpairs(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``rank`` algebraically largest eigenpairs of a symmetric matrix.
@@ -19,7 +21,7 @@ def dense_top_eigenpairs(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor,
     Returns:
         ``vectors (n, r)`` with the sign of :func:`fix_signs`, ``values (r,)`` in descending order.
     """
-    if not bool(torch.isfinite(matrix).all()):
+    if not all_finite(matrix):
         raise ValueError(
             "a Gram matrix is not finite: the item tables have grown too large for their precision, training diverges "
             "(lower train.lr)"

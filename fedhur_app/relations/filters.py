@@ -4,6 +4,7 @@ Tensors of a level are padded to ``(..., B, b, ...)``, see :mod:`fedhur_app.rela
 zero.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from fedhur_app.parallel import in_order
 from fedhur_app.relations.eigen import dense_top_eigenpairs, top_eigenpairs
 from fedhur_app.relations.hierarchy import Hierarchy, Level
 from fedhur_app.seeding import torch_generator
@@ -328,8 +330,8 @@ def mean_gram_eigenpairs(
 
     def matmul(columns: torch.Tensor) -> torch.Tensor:
         product = torch.zeros_like(columns)
-        for chunk in _chunks(tables):
-            product.addmm_(chunk, chunk.T @ columns)
+        for part in in_order(lambda chunk: chunk @ (chunk.T @ columns), _chunks(tables)):
+            product += part
         return product / len(tables)
 
     like = tables[0]
@@ -381,7 +383,13 @@ def _mean_gram(tables: Tables) -> torch.Tensor:
     n_items = tables[0].shape[0]
     gram = tables[0].new_zeros(n_items, n_items)
     edges = torch.linspace(0, n_items, min(16, n_items) + 1).round().long().tolist()
+    # The longest strips have the most to do: they begin.
+    strips = list(pairwise(edges))[::-1]
+
+    def add(part: tuple[torch.Tensor, int, int]) -> None:
+        chunk, first, last = part
+        gram[first:last, :last].addmm_(chunk[first:last], chunk[:last].T)
+
     for chunk in _chunks(tables):
-        for first, last in pairwise(edges):
-            gram[first:last, :last].addmm_(chunk[first:last], chunk[:last].T)
+        deque(in_order(add, ((chunk, *strip) for strip in strips)), maxlen=0)
     return gram / len(tables)

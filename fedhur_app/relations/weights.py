@@ -1,9 +1,11 @@
 """From scores to weights, residuals and personal filters (eq. 21-24)."""
 
+from collections import deque
 from collections.abc import Iterable
 
 import torch
 
+from fedhur_app.parallel import in_order
 from fedhur_app.relations.eigen import top_eigenpairs
 from fedhur_app.relations.filters import Tables, blocks_of
 from fedhur_app.relations.hierarchy import Level
@@ -163,14 +165,17 @@ def shared_basis_filters(
 
 def _seen_grams(vectors: torch.Tensor, tables: Tables, rows: torch.Tensor) -> torch.Tensor:
     """``V_a^T E_k E_k^T V_a`` on the items ``rows`` of one group, of all clients: ``(K, r^2)``."""
-    basis = vectors[rows].T
+    basis = vectors.index_select(0, rows).T
     rank, count = basis.shape
     grams = vectors.new_empty(len(tables), rank * rank)
     chunk = max(1, _CHUNK_BYTES // max(1, tables[0].shape[1] * max(count, rank) * vectors.element_size()))
-    for first in range(0, len(tables), chunk):
+
+    def see(first: int) -> None:
         part = slice(first, first + chunk)
-        seen = basis @ torch.stack([table[rows] for table in tables[part]])
+        seen = basis @ torch.stack([table.index_select(0, rows) for table in tables[part]])
         grams[part] = (seen @ seen.transpose(-1, -2)).flatten(1)
+
+    deque(in_order(see, range(0, len(tables), chunk)), maxlen=0)
     return grams
 
 

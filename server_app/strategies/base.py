@@ -15,9 +15,9 @@ import numpy as np
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedhur_app.compute import server_threads, threads
 from fedhur_app.config import Settings
 from fedhur_app.evaluation.ranking import RankSums
+from fedhur_app.parallel import cores, threads
 from fedhur_app.protocol import Content, Stage
 from fedhur_app.seeding import numpy_generator
 from server_app.checkpoint import RunFolder
@@ -145,7 +145,7 @@ class StagedStrategy:
         server = self.settings.server
         trained = self.progress.trained if self.fleet.run else None
         runner = StageRunner(grid, self.fleet.nodes, server.quorum, server.stage_timeout, trained)
-        with threads(server_threads(server.threads)):
+        with threads(cores(server.threads)):
             while not self.finished():
                 self.call_the_roll(runner)
                 self.run_round(runner, self.progress.round + 1)

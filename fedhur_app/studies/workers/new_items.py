@@ -25,12 +25,13 @@ from flwr.app import Context, Message
 from client_app.algorithms import client_algorithm
 from client_app.app import app as client_app
 from client_app.state import ClientState, get_place, set_place
-from fedhur_app.compute import resolve_device, threads
+from fedhur_app.compute import resolve_device
 from fedhur_app.config import ConfigError, Settings
 from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.shards import PreparedData, Shard, UserItems, load_shard, save_shard, shard_path
 from fedhur_app.evaluation.ranking import RankSums, metric_label, rank_sums
 from fedhur_app.files import write_text
+from fedhur_app.parallel import threads
 from fedhur_app.protocol import FIELDS, Stage, with_field
 from fedhur_app.reporting.tables import to_csv
 from fedhur_app.runtime import Client
