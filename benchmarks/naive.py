@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.measuring import REFERENCE_CLIENTS, fit_times, timed
-from fedhur_app.compute import server_threads, threads
 from fedhur_app.config import Settings
+from fedhur_app.parallel import cores, threads
 from fedhur_app.relations.alignment import PersonalFilter
 from fedhur_app.relations.eigen import dense_top_eigenpairs
 from fedhur_app.relations.filters import mean_gram_eigenpairs, mean_table
@@ -99,7 +99,7 @@ def compare(settings: Settings, tables: Sequence[Tensor]) -> list[Comparison]:
     if not covered(settings):
         raise ValueError("the naive form is written for relation.kind none and for residual.kind item, span shared")
     clients = len(tables)
-    with threads(server_threads(settings.server.threads)):
+    with threads(cores(settings.server.threads)):
         dense, naive_gram = timed(lambda: dense_mean_gram(tables))
         _, naive_pairs = timed(lambda: torch.linalg.eigh(dense))
         (vectors, values), ours = timed(lambda: mean_gram_eigenpairs(tables, settings.rank, seed=settings.seed))

@@ -23,11 +23,11 @@ from benchmarks.bounds import Sizes, Work, counted
 from benchmarks.measuring import Rates, machine_rates
 from benchmarks.speed_report import FLOWER, LOCAL, SINGLE, Measured, report
 from benchmarks.timed_runs import WARM_UP, TimedRun, run_config, timed_flower, timed_local
-from fedhur_app.compute import server_threads
 from fedhur_app.config import Settings, load_settings
 from fedhur_app.data.experiment import number_of_clients, prepare_data
 from fedhur_app.data.shards import load_shard, shard_path
 from fedhur_app.files import write_text
+from fedhur_app.parallel import cores
 
 RUNTIMES = ("local", "flower")
 _QUICK = [
@@ -82,7 +82,7 @@ def measure(request: Request, rates: Rates) -> Measured:
 
         # Counts, rates and naive forms are those of one thread: this run is always made.
         runs[SINGLE] = timed_local(*prepared("single", one_thread))
-        if "local" in request.runtimes and server_threads(settings.server.threads) > 1:
+        if "local" in request.runtimes and cores(settings.server.threads) > 1:
             runs[LOCAL] = timed_local(*prepared("local"))
         if "flower" in request.runtimes:
             runs[FLOWER] = timed_flower(*prepared("flower"), number_of_clients(settings))
