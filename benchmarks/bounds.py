@@ -139,7 +139,16 @@ def ranking(sizes: Sizes, settings: Settings) -> Work:
 
 def eigenpairs(sizes: Sizes, settings: Settings) -> Work:
     """The mean Gram of all tables and its top eigenpairs, see `mean_gram_eigenpairs`."""
-    items, rank, width = sizes.items, sizes.rank, sizes.clients * sizes.dim
+    width = sizes.clients * sizes.dim
+    work = _eigenpairs_of(sizes.items, width, sizes.rank)
+    if settings.hierarchy.smoothing and settings.relation.kind != "none":
+        # Once more, with the smoothed tables beside the others.
+        work += _eigenpairs_of(sizes.items, 2 * width, sizes.rank)
+    return work
+
+
+def _eigenpairs_of(items: int, width: int, rank: int) -> Work:
+    """Of tables with `width` columns together."""
     side = min(items, width)
     tables = SINGLE * items * width
     if side > _DENSE_ITEMS and side > 2 * (rank + 16):

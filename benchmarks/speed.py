@@ -23,7 +23,7 @@ from benchmarks.bounds import Sizes, Work, counted
 from benchmarks.measuring import Rates, machine_rates
 from benchmarks.speed_report import FLOWER, LOCAL, SINGLE, Measured, report
 from benchmarks.timed_runs import WARM_UP, TimedRun, run_config, timed_flower, timed_local
-from fedhur_app.config import Settings, load_settings
+from fedhur_app.config import ConfigError, Settings, load_settings
 from fedhur_app.data.experiment import number_of_clients, prepare_data
 from fedhur_app.data.shards import load_shard, shard_path
 from fedhur_app.files import write_text
@@ -34,7 +34,6 @@ _QUICK = [
     "dataset.synthetic.users=60",
     "dataset.synthetic.items=80",
     "dataset.synthetic.interactions_per_user=12",
-    "hierarchy.branching=[4,4]",
     "relation.query_width=3",
     "score.steps=3",
     "align.steps=10",
@@ -151,6 +150,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="small synthetic data, to see that it works")
     arguments = parser.parse_args(words)
     request = request_of(arguments)
+    try:
+        request.settings()
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
     rates = machine_rates(128, 4, 2) if arguments.quick else machine_rates()
     text = report(measure(request, rates), shlex.join(["python", "-m", "benchmarks.speed", *words]))
     print(text)

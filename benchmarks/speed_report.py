@@ -103,8 +103,9 @@ _SHARES = """\
 Each moment of a stage is divided equally among the workers that answered (threads, or Ray's processes). What a worker
 has of it goes to what it does; where it does nothing, to what the server's process does for messages at that moment;
 else to transport and waiting: SuperLink, Ray's scheduling and copies, looking for messages in intervals, workers
-without work. Between stages everything is the server's. So the shares sum to the round (up to the medians). Ray's
-pickling takes each client's private state to a worker and back, with every message."""
+without work. Between stages everything is the server's. So the shares sum to the round (up to the medians), and with
+two workers a second of a client is half a second of the round. Ray's pickling takes each client's private state to a
+worker and back, with every message."""
 _COMPARED = """\
 The same computation with dense `I x I` matrices, client by client, in the same process, one thread, on the item tables
 that the clients sent in the last round. Seconds are those of all clients together.

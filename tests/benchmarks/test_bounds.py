@@ -62,6 +62,12 @@ def test_eigenpairs_follow_the_smaller_side(items, clients, dim, flops):
     assert bounds.eigenpairs(Sizes(items, clients, dim, dim, [], 0), SETTINGS).flops32 == pytest.approx(flops)
 
 
+def test_smoothed_tables_are_counted_beside_the_others():
+    smooth = load_settings("synthetic", "fedhur", 1, "hierarchy.smoothing=0.2 hierarchy.features=spectral")
+    once, twice = (bounds.eigenpairs(Sizes(10, clients, 5, 5, [], 0), SETTINGS) for clients in (4, 8))
+    assert bounds.eigenpairs(Sizes(10, 4, 5, 5, [], 0), smooth) == once + twice
+
+
 def test_training_counts_batches_and_epochs():
     settings = load_settings("synthetic", "fedhur", 1, "train.epochs=3 train.negatives=2 train.batch_size=5")
     # 9 interactions, 2 negatives: 18 triples in 4 batches; the tables have 30 and 2 rows.

@@ -149,7 +149,11 @@ def test_a_strategy_without_a_naive_form_says_so(capsys):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--rounds", "1"], "there must be at least 2"), (["--runtimes", "local,ray"], "--runtimes has ray")],
+    [
+        (["--rounds", "1"], "there must be at least 2"),
+        (["--runtimes", "local,ray"], "--runtimes has ray"),
+        (["--set", "model.width=3"], "width"),
+    ],
 )
 def test_what_cannot_be_measured_is_said(words, message):
     with pytest.raises(SystemExit, match=message):
