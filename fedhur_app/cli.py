@@ -307,6 +307,10 @@ def study(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Make no runs, only the report of those that are there.")
     ] = False,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of another study, whose runs of the same settings are copied. May be repeated."),
+    ] = None,
 ) -> None:
     """Run a study: many runs that answer one question, with tables, tests and figures."""
     import os
@@ -332,7 +336,8 @@ def study(
     words = ["fedhur", "study", name, *(["--quick"] if quick else []), *(["--seeds", seeds] if seeds else [])]
     words += ["--arms", arms] if arms else []
     made = runner.Making(name, shlex.join(words), quick)
-    raise typer.Exit(runner.study(definition, made, folder, jobs or os.cpu_count() or 1, _plain, report_only))
+    jobs = jobs or os.cpu_count() or 1
+    raise typer.Exit(runner.study(definition, made, folder, jobs, _plain, report_only, reuse or ()))
 
 
 def _listed(text: str) -> list[str]:

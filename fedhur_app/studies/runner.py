@@ -19,6 +19,7 @@ from fedhur_app.reporting.outcomes import Outcome, Run
 from fedhur_app.studies.definition import Definition
 from fedhur_app.studies.plan import StudyRun, command_of, plan, read_run
 from fedhur_app.studies.report import write_study
+from fedhur_app.studies.reuse import take_over
 from fedhur_app.sweep import Say, SweepError
 
 
@@ -37,7 +38,15 @@ class Making:
     quick: bool
 
 
-def study(definition: Definition, making: Making, folder: Path, jobs: int, say: Say, report_only: bool = False) -> int:
+def study(
+    definition: Definition,
+    making: Making,
+    folder: Path,
+    jobs: int,
+    say: Say,
+    report_only: bool = False,
+    reuse: Sequence[Path] = (),
+) -> int:
     """Make the runs of a study that are missing, then its report.
 
     Args:
@@ -47,6 +56,7 @@ def study(definition: Definition, making: Making, folder: Path, jobs: int, say: 
         jobs: Runs at once, >= 1.
         say: Takes each line or text for people.
         report_only: Make no runs.
+        reuse: Folders of other studies, whose runs of the same settings are copied.
 
     Returns:
         The exit status: 0 if all runs completed, 1 if one failed or is missing, 130 if a signal stopped the study.
@@ -63,6 +73,8 @@ def study(definition: Definition, making: Making, folder: Path, jobs: int, say: 
             raise SweepError(f"{folder} does not exist: run the study first, without --report-only")
         outcomes, stopped = [_found(run) for run in runs], False
     else:
+        if reuse:
+            say(f"{take_over(runs, reuse)} runs taken over from other studies")
         made, stopped = compare.carry_out(runs, folder, _command, jobs, say, "study", read_run)
         outcomes = list(made)
     say("")

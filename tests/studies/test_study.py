@@ -294,6 +294,29 @@ def test_only_the_report_makes_no_runs(earlier: Path, processes: Callable[[str],
         runner.study(small(earlier.parent, PLAIN), MAKING, earlier / "absent", 1, lambda _: None, report_only=True)
 
 
+def test_runs_of_equal_settings_are_taken_over_from_another_study(
+    earlier: Path, tmp_path: Path, processes: Callable[[str], list[str]]
+) -> None:
+    """Another study with two of its arms under other names, and one that nobody has made; nothing else is taken."""
+    text = PLAIN.replace("name: shared", "name: averaged").replace("against: shared", "against: averaged")
+    text = text.replace("strategy: local", "strategy: local, set: [rounds=1]")
+    (earlier / "runs/tastes/shared/seed-2/result.json").write_text('{"status": "failed"}')
+    started = processes("pass")
+    said: list[str] = []
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "out"
+    assert runner.study(small(tmp_path / "other", text), MAKING, other, 1, said.append, reuse=[earlier]) == 1
+    assert said[0] == "5 runs taken over from other studies"
+    assert len(started) == 5  # the arm alone with one round, on two data and seeds, and the one that had failed
+    for new, old in (("even/averaged", "even/shared"), ("even/narrow", "even/narrow")):
+        for seed in (1, 2):
+            copy, source = other / "runs" / new / f"seed-{seed}", earlier / "runs" / old / f"seed-{seed}"
+            assert (copy / "result.json").read_bytes() == (source / "result.json").read_bytes()
+            assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in source.iterdir())
+    with pytest.raises(SweepError, match="there are no runs in this folder"):
+        runner.study(small(tmp_path / "other", text), MAKING, other, 1, said.append, reuse=[tmp_path / "none"])
+
+
 def test_completed_runs_with_other_settings_are_refused(earlier: Path) -> None:
     other = small(earlier.parent, PLAIN.replace("model.dim=4]", "model.dim=6]"))
     with pytest.raises(SweepError, match=r"narrow/seed-1 has model\.dim=4, wanted now is 6"):
