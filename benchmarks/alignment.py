@@ -4,34 +4,18 @@
 """
 
 import argparse
-import platform
 import statistics
-import time
 
 import torch
 
-from fedhur_app.relations.alignment import PersonalFilter, Solver, align
+from benchmarks.measuring import REFERENCE_CLIENTS, fit_times, machine, synthetic_tables
+from fedhur_app.relations.alignment import PersonalFilter, Solver
 from fedhur_app.relations.filters import group_filters, mean_gram_eigenpairs
 from fedhur_app.relations.hierarchy import build_hierarchy
-from fedhur_app.seeding import torch_generator
 
-# The reference takes seconds a client: this many are measured, and the rest of --clients extrapolated.
-_REFERENCE_CLIENTS = 2
 _FAST: tuple[Solver, ...] = ("exact", "gd")
 _SLOW: Solver = "reference"
 _BRANCHING = (12, 12, 12)
-
-
-def synthetic_tables(clients: int, items: int, dim: int) -> torch.Tensor:
-    """``(K, I, d)`` tables that share a decaying spectrum, each with noise and a rotation of its own."""
-    generator = torch_generator(1, "benchmark")
-    rank = min(2 * dim, items)
-    shared = torch.randn(items, rank, generator=generator) / torch.arange(1, rank + 1).sqrt()
-    tables = torch.empty(clients, items, dim)
-    for client in range(clients):
-        mixing = torch.randn(rank, dim, generator=generator) / rank**0.5
-        tables[client] = shared @ mixing + 0.05 * torch.randn(items, dim, generator=generator)
-    return tables
 
 
 def main() -> None:
@@ -51,22 +35,20 @@ def main() -> None:
     groups = [level.n_groups for level in hierarchy.levels]
     print(
         f"{arguments.items} items, width {arguments.dim}, {arguments.steps} steps, groups {groups}, "
-        f"one thread, torch {torch.__version__}, {platform.processor() or platform.machine()}"
+        f"one thread, torch {torch.__version__}, {machine()}"
     )
     for name in ("FedCIA", "FedHUR"):
         seconds: dict[Solver, float] = {}
         for solver in (*_FAST, _SLOW):
-            count = min(arguments.clients, _REFERENCE_CLIENTS if solver == _SLOW else len(tables))
-            fits, times = [], []
+            count = min(arguments.clients, REFERENCE_CLIENTS if solver == _SLOW else len(tables))
+            personal = []
             for client in range(count):
                 if name == "FedCIA":
-                    personal = PersonalFilter(vectors, values)
-                else:
-                    residuals = [0.3 * (gram[client] - gram.mean(dim=0)) for gram in filters.grams]
-                    personal = PersonalFilter(vectors, values, hierarchy, residuals, (1.0,) * len(groups))
-                started = time.perf_counter()
-                fits.append(align(personal, tables[client], solver, steps=arguments.steps).objective)
-                times.append(time.perf_counter() - started)
+                    personal.append(PersonalFilter(vectors, values))
+                    continue
+                residuals = [0.3 * (gram[client] - gram.mean(dim=0)) for gram in filters.grams]
+                personal.append(PersonalFilter(vectors, values, hierarchy, residuals, (1.0,) * len(groups)))
+            times, fits = fit_times(personal, tables, solver, arguments.steps)
             seconds[solver] = statistics.median(times)
             print(
                 f"{name:7} {solver:10} {seconds[solver]:8.4f} s a client (median of {count}), for "

@@ -10,8 +10,6 @@ again. The page sets what was measured beside the number of multiply-adds that `
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measuring import machine
 from fedhur_app.files import write_json, write_text
 
 STRATEGIES = ("fedavg", "fedcia", "fedhur")
@@ -173,7 +172,7 @@ def measure_all(data: Path) -> None:
         if done.returncode:
             sys.exit(f"{key} failed:\n{done.stderr[-2000:]}")
         content["points"][key] = json.loads(done.stdout.splitlines()[-1])
-        content["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+        content["machine"] = machine()
         content["date"] = datetime.now(UTC).date().isoformat()
         write_json(data, content)
         print(f"{key}: {content['points'][key]['round_seconds']:.2f} s", flush=True)
