@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedhur_app.config import ConfigError, Settings, read_config_file
-from fedhur_app.files import read_json
+from fedhur_app.files import read_arrays, read_json
 from fedhur_app.studies.plan import StudyRun
 from fedhur_app.sweep import OUTPUT_LOG, SweepError
 
@@ -36,6 +36,9 @@ def take_over(runs: Sequence[StudyRun], studies: Sequence[Path]) -> int:
             folder = result.parent
             if read_json(result).get("status") != "completed" or not (folder / OUTPUT_LOG).is_file():
                 continue
+            users = folder / "users.npz"
+            if users.is_file() and not read_arrays(users).keys() >= {"client", "interactions"}:
+                continue  # of a version before studies: reports need these columns
             try:
                 made.setdefault(_key(read_config_file(folder / "config.yaml")), folder)
             except ConfigError:

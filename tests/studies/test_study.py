@@ -301,13 +301,17 @@ def test_runs_of_equal_settings_are_taken_over_from_another_study(
     text = PLAIN.replace("name: shared", "name: averaged").replace("against: shared", "against: averaged")
     text = text.replace("strategy: local", "strategy: local, set: [rounds=1]")
     (earlier / "runs/tastes/shared/seed-2/result.json").write_text('{"status": "failed"}')
+    old = earlier / "runs/tastes/shared/seed-1/users.npz"
+    with np.load(old) as stored:
+        np.savez(old, **{name: stored[name] for name in stored.files if name != "client"})
     started = processes("pass")
     said: list[str] = []
     (tmp_path / "other").mkdir()
     other = tmp_path / "other" / "out"
     assert runner.study(small(tmp_path / "other", text), MAKING, other, 1, said.append, reuse=[earlier]) == 1
-    assert said[0] == "5 runs taken over from other studies"
-    assert len(started) == 5  # the arm alone with one round, on two data and seeds, and the one that had failed
+    assert said[0] == "4 runs taken over from other studies"
+    # The arm alone with one round, on two data and seeds, the one that had failed, and one of an older version.
+    assert len(started) == 6
     for new, old in (("even/averaged", "even/shared"), ("even/narrow", "even/narrow")):
         for seed in (1, 2):
             copy, source = other / "runs" / new / f"seed-{seed}", earlier / "runs" / old / f"seed-{seed}"
