@@ -149,6 +149,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="file for the report")
     parser.add_argument("--quick", action="store_true", help="small synthetic data, to see that it works")
     arguments = parser.parse_args(words)
+    if arguments.output and arguments.output.exists() and not arguments.output.is_file():
+        raise SystemExit(f"--output {arguments.output} is no file: name the file for the report")
     request = request_of(arguments)
     try:
         request.settings()

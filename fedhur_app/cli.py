@@ -4,6 +4,7 @@ Heavy packages (torch, Flower, the data code) are imported where they are used, 
 """
 
 import contextlib
+import errno
 import json
 import logging
 import shlex
@@ -68,7 +69,8 @@ def _expected(error: Exception) -> bool:
     from fedhur_app.deploy.errors import DeployError
 
     kinds = (UsageError, ConfigError, DataError, DeployError, FlowerError)
-    return isinstance(error, (*kinds, FileNotFoundError, NotADirectoryError, PermissionError))
+    files = (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError)
+    return isinstance(error, (*kinds, *files)) or (isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG)
 
 
 app = typer.Typer(
@@ -274,6 +276,8 @@ def report(
     file = output.expanduser().resolve()
     if file.is_dir():
         raise UsageError(f"{file} is a folder; --output names the page to write, such as {file / 'report.html'}")
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{file} is no ordinary file; --output names the page to write, such as report.html")
     command = shlex.join(["fedhur", "report", *map(str, folders), "--output", str(output)])
     page = collect([folder.expanduser() for folder in folders], title)
     for problem in page.problems:
@@ -318,10 +322,9 @@ def study(
     from fedhur_app.studies.definition import load_study, study_names
 
     if name is None:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for each in study_names():
-            table.add_row(*map(Text, (each, load_study(each).question)))
-        out.print(table)
+        if quick or output or jobs or seeds or arms or report_only or reuse:
+            raise UsageError(f"name a study before its options: {', '.join(study_names())}")
+        _list_studies()
         return
     from fedhur_app.studies import runner
 
@@ -338,6 +341,22 @@ def study(
     made = runner.Making(name, shlex.join(words), quick)
     jobs = jobs or os.cpu_count() or 1
     raise typer.Exit(runner.study(definition, made, folder, jobs, _plain, report_only, reuse or ()))
+
+
+def _list_studies() -> None:
+    from fedhur_app.config import ConfigError
+    from fedhur_app.studies.definition import load_study, study_names
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    wrong = []
+    for name in study_names():
+        try:
+            table.add_row(*map(Text, (name, load_study(name).question)))
+        except ConfigError as error:
+            wrong.append(error)
+    out.print(table)
+    if wrong:
+        raise UsageError("; ".join(map(str, wrong)))
 
 
 def _listed(text: str) -> list[str]:

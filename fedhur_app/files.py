@@ -19,6 +19,8 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
         path: The file to write; its folder is made.
         durable: Also flush to the disk, so that the file survives a loss of power.
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is no ordinary file and is not replaced: choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)

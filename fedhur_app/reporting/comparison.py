@@ -328,7 +328,7 @@ def notes_on_runs(outcomes: list[Outcome]) -> list[str]:
     notes = [f"{o.run.label} failed and is left out: {o.reason}" for o in outcomes if o.status == "failed"]
     missing = [outcome.run.label for outcome in outcomes if outcome.status == "not run"]
     if missing:
-        notes.append(f"Stopped before these runs ended: {', '.join(missing)}.")
+        notes.append(f"These runs have not been made: {', '.join(missing)}.")
     notes += [f"{o.run.label}: {o.absent} clients did not answer at the test." for o in outcomes if o.absent]
     if len({outcome.code for outcome in outcomes if outcome.code}) > 1:
         notes.append("The runs were not all made by the same version of the code (versions in each config.yaml).")

@@ -10,7 +10,7 @@ from typing import Any
 from fedhur_app.config import flatten, parse_yaml
 
 RUN_FILES = ("result.json", "config.yaml", "history.jsonl")
-_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_DAMAGE = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)

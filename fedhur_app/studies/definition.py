@@ -1,11 +1,12 @@
 """What a study asks and runs: conf/study/<name>.yaml, typed and checked. docs/studies.md explains every key."""
 
+import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from fedhur_app.config import ConfigError, Section, conf_folder, nearest, parse_yaml
 
@@ -59,12 +60,23 @@ class Arm(Section):
     name: Name
     strategy: str | None = None
     changes: Changes = Field(default=[], alias="set")
-    x: float | None = None
+    x: Annotated[float, Field(allow_inf_nan=False)] | None = None
     series: str = ""
     paper: dict[Metric, float] = Field(default={})
     worker: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
     options: list[str] = Field(default=[])
     only: list[str] = Field(default=[])
+
+    @field_validator("worker")
+    @classmethod
+    def _there_is(cls, worker: str | None) -> str | None:
+        if worker is not None and worker not in (known := _workers()):
+            raise ValueError(f"there is no such worker{nearest(worker, known)}; there are {', '.join(known)}")
+        return worker
+
+    def runs_on(self, data: str) -> bool:
+        """Whether it runs on the data of a label."""
+        return not self.only or data in self.only
 
 
 class Axis(Section):
@@ -98,7 +110,7 @@ class Quick(Section):
 
     datasets: dict[Name, Data] = Field(default_factory=lambda: {"synthetic": Data(dataset="synthetic")}, min_length=1)
     seeds: list[int] = Field(default=[1, 2], min_length=1)
-    arms: list[str] | None = None
+    arms: Annotated[list[str], Field(min_length=1)] | None = None
     changes: Changes = Field(default=list(TINY), alias="set")
 
 
@@ -148,8 +160,10 @@ class Definition(Section):
                     raise ValueError(
                         f"arm {arm.name!r}: only names {label!r}, which is no data{nearest(label, list(self.datasets))}"
                     )
-        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-            raise ValueError(f"arm {twice[0]!r} is named twice")
+        # Where the file system knows no capitals two such arms would share a folder.
+        folders = [name.lower() for name in names]
+        if twice := [name for i, name in enumerate(names) if folders[i] in folders[:i]]:
+            raise ValueError(f"arm {twice[0]!r} is named twice (or another differs in capitals only)")
         wanted = {"against": [self.against] if self.against else [], "gain": self.gain, "quick.arms": self.quick.arms}
         for key, arms in wanted.items():
             for name in arms or []:
@@ -164,7 +178,7 @@ class Definition(Section):
 
     def arms_on(self, data: str) -> list[Arm]:
         """The arms that run on the data of a label."""
-        return [arm for arm in self.arms if not arm.only or data in arm.only]
+        return [arm for arm in self.arms if arm.runs_on(data)]
 
     def with_arms(self, names: Sequence[str]) -> "Definition":
         """The study with some of its arms only, in the order of the file; tests and gains against others fall away.
@@ -183,7 +197,10 @@ class Definition(Section):
         """The version that `--quick` runs."""
         quick = self.quick
         kept = [
-            arm.model_copy(update={"only": []}) for arm in self.arms if quick.arms is None or arm.name in quick.arms
+            # The paper's numbers are for the study's data, not for these.
+            arm.model_copy(update={"only": [], "paper": {}})
+            for arm in self.arms
+            if quick.arms is None or arm.name in quick.arms
         ]
         changes = [*self.changes, *quick.changes]
         return self._narrowed(kept).model_copy(
@@ -193,13 +210,20 @@ class Definition(Section):
     def _narrowed(self, arms: list[Arm]) -> "Definition":
         """With these arms only, and nothing measured against any other."""
         names = [arm.name for arm in arms]
+        used = {label: data for label, data in self.datasets.items() if any(arm.runs_on(label) for arm in arms)}
         return self.model_copy(
             update={
+                "datasets": used,
                 "arms": arms,
                 "against": self.against if self.against in names else None,
                 "gain": [name for name in self.gain if name in names],
             }
         )
+
+
+def _workers() -> list[str]:
+    """Names of the modules in fedhur_app/studies/workers/."""
+    return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "workers")]))
 
 
 def study_names() -> list[str]:

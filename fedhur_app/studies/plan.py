@@ -46,6 +46,8 @@ def plan(definition: Definition, folder: Path) -> list[StudyRun]:
     compare.check_seeds(definition.seeds)
     runs = []
     for label, data in definition.datasets.items():
+        if not definition.arms_on(label):
+            continue
         settings, changes = {}, {}
         for arm in definition.arms_on(label):
             changes[arm.name] = (*compare.CHANGES, *definition.changes, *data.changes, *arm.changes)

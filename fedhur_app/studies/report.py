@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from fedhur_app.data.catalog import DATASETS
 from fedhur_app.evaluation.statistics import Summary, summarise
-from fedhur_app.files import write_json, write_text
+from fedhur_app.files import read_json, write_json, write_text
 from fedhur_app.reporting.comparison import KIB, P_VALUES, SENT, interval_text, notes_on_runs, spread_text
 from fedhur_app.reporting.outcomes import Outcome
 from fedhur_app.reporting.tables import Table, number_text, p_text, table_markdown, to_csv
@@ -32,6 +32,9 @@ def write_study(definition: Definition, about: dict[str, Any], outcomes: Sequenc
         outcomes: Of all runs, in the order of `plan`.
         folder: Of the study.
     """
+    # What an earlier report of more arms or other tables left would look like a part of this one.
+    for old in (entry for kind in ("figures", "tables") for entry in read_json(folder / "study.json").get(kind, [])):
+        (folder / Path(str(old["file"])).name).unlink(missing_ok=True)
     results = Results(definition, outcomes)
     tables = _csv_files(results, outcomes, folder)
     special = special_report(about["study"])
@@ -57,8 +60,9 @@ def write_study(definition: Definition, about: dict[str, Any], outcomes: Sequenc
 
 def special_report(study: str) -> Special | None:
     """The function `report` of fedhur_app/studies/<study>.py; None where there is none."""
-    module = f"fedhur_app.studies.{study.replace('-', '_')}"
-    if importlib.util.find_spec(module) is None:
+    name = study.replace("-", "_")
+    module = f"fedhur_app.studies.{name}"
+    if not name.isidentifier() or importlib.util.find_spec(module) is None:
         return None
     found: Special | None = getattr(importlib.import_module(module), "report", None)
     return found

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from fedhur_app import compare
-from fedhur_app.files import read_json
+from fedhur_app.files import read_json, write_json
 from fedhur_app.reporting.outcomes import Outcome, Run
 from fedhur_app.studies.definition import Definition
 from fedhur_app.studies.plan import StudyRun, command_of, plan, read_run
 from fedhur_app.studies.report import write_study
 from fedhur_app.studies.reuse import take_over
 from fedhur_app.sweep import Say, SweepError
+
+_OPTIONS = "workers.json"  # data, arm and seed of a run -> its worker and that worker's options
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,15 @@ def study(
     """
     runs = plan(definition, folder)
     about = describe(definition, making)
+    _check_folder(folder, making.study)
     _check_options(folder, runs)
     if report_only:
-        if not folder.is_dir():
-            raise SweepError(f"{folder} does not exist: run the study first, without --report-only")
-        outcomes, stopped = [_found(run) for run in runs], False
+        completed = compare.finished(runs, read_run)
+        if not completed:
+            raise SweepError(f"{folder} holds none of these runs: run the study first, without --report-only")
+        outcomes, stopped = [completed.get(run) or _found(run) for run in runs], False
     else:
+        _note_options(folder, runs)
         if reuse:
             say(f"{take_over(runs, reuse)} runs taken over from other studies")
         made, stopped = compare.carry_out(runs, folder, _command, jobs, say, "study", read_run)
@@ -121,15 +126,34 @@ def _found(run: StudyRun) -> Outcome:
     return read_run(run) if (run.folder / "result.json").is_file() else Outcome(run, "not run")
 
 
+def _check_folder(folder: Path, study: str) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise SweepError(f"{folder} is a file: choose another --output")
+    other = read_json(folder / "study.json").get("study", study)
+    if other != study:
+        raise SweepError(f"{folder} holds the study {other}: choose another --output")
+
+
+def _note_options(folder: Path, runs: Sequence[StudyRun]) -> None:
+    """Write down the words that workers get for the runs that are to be made: they stand in no config.yaml."""
+    new = {_key(run): _words(run) for run in runs if run.arm.worker and not (run.folder / "result.json").is_file()}
+    if new:
+        write_json(folder / _OPTIONS, read_json(folder / _OPTIONS) | new)
+
+
+def _key(run: StudyRun) -> str:
+    return f"{run.data}/{run.arm.name}/{run.seed}"
+
+
+def _words(run: StudyRun) -> list[str | None]:
+    return [run.arm.worker, *run.arm.options]
+
+
 def _check_options(folder: Path, runs: Sequence[StudyRun]) -> None:
-    """A worker's options stand in no config.yaml: what study.json says of them must still hold."""
-    before = {
-        (arm.get("data"), arm.get("name")): [arm.get("worker"), *arm.get("options", [])]
-        for arm in read_json(folder / "study.json").get("arms", [])
-    }
+    """Completed runs must have been made with the worker's options that are wanted now."""
+    noted = read_json(folder / _OPTIONS)
     for run in runs:
-        now: list[str | None] = [run.arm.worker, *run.arm.options]
-        old = before.get((run.data, run.arm.name), now)
+        now, old = _words(run), noted.get(_key(run), [None])
         if old != now and (run.folder / "result.json").is_file():
             raise SweepError(
                 f"the run in {run.folder} was made by {json.dumps(old)}, wanted now is {json.dumps(now)}: choose "

@@ -133,7 +133,7 @@ def test_a_reader_is_told_what_the_tables_cannot_show(tmp_path: Path) -> None:
     text = write_report([*outcomes, Outcome(outcome("b", 2, 0).run, "not run")], tmp_path)
     assert "- a seed 1: 2 clients did not answer at the test." in text
     assert "not all made by the same version of the code" in text
-    assert "- Stopped before these runs ended: b seed 2." in text
+    assert "- These runs have not been made: b seed 2." in text
     assert "A p value of - is a test that cannot be made" in text
     assert "2^(1-" not in text
     assert "**-**" not in text  # one seed has no interval, so none is the best

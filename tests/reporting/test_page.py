@@ -2,7 +2,9 @@ import base64
 import hashlib
 import json
 import math
+import os
 import re
+import stat
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedhur_app.cli import app
+from fedhur_app.files import write_text
 from fedhur_app.reporting.page import Page, collect
 from fedhur_app.reporting.page_html import to_page
 from fedhur_app.reporting.page_results import MOST_POINTS, SHOWN_LINES, script_json, thinned
@@ -244,6 +247,7 @@ def damage(folder: Path, name: str, content: bytes) -> None:
         ("config.yaml", b"- a"),
         ("history.jsonl", b'{"round": 1}\n{"rou'),
         ("history.jsonl", b"[]\n"),
+        ("history.jsonl", b'{"round": 1e400}\n'),
     ],
 )
 def test_a_damaged_file_is_named_and_the_rest_is_shown(comparison: Path, name: str, content: bytes) -> None:
@@ -358,3 +362,19 @@ def test_no_page_is_made_of_nothing(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "page.html")])
     assert done.exit_code == 2
     assert not (tmp_path / "page.html").exists()
+
+
+def test_only_ordinary_files_are_replaced(comparison: Path, tmp_path: Path) -> None:
+    """A pipe stands for a device such as /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    for output, said in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "pipe", "is no ordinary file"),
+        (tmp_path / f"{'x' * 300}.html", "File name too long"),
+    ):
+        done = CliRunner().invoke(app, ["report", str(comparison), "--output", str(output)])
+        assert done.exit_code == 2
+        assert said in done.stderr
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    with pytest.raises(FileExistsError, match="is no ordinary file and is not replaced"):
+        write_text(tmp_path / "pipe", "text")

@@ -72,6 +72,10 @@ def test_settings_of_the_arm_come_last_and_aliases_are_joined(tmp_path):
         ("title: A", "tables: [gain]\ntitle: A", ["gain needs gain"]),
         ("title: A", "quick: {arms: [all]}\ntitle: A", ["quick.arms names 'all'"]),
         ("title: A", "title: [A", ["is not valid YAML"]),
+        ("x: 2", "x: .nan", ["arm 'other': x", "finite"]),
+        ("x: 2", "worker: dropuots", ["no such worker; did you mean 'dropouts'?"]),
+        ("name: other", "name: Plain", ["arm 'Plain' is named twice (or another differs in capitals only)"]),
+        ("title: A", "quick: {arms: []}\ntitle: A", ["quick.arms"]),
     ],
 )
 def test_what_is_wrong_is_named_with_file_and_key(old, new, parts, tmp_path):

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from fedhur_app.cli import app
 from fedhur_app.runtime import run_local
+from fedhur_app.studies import definition as definition_module
 from fedhur_app.studies import report, runner
 from fedhur_app.studies.definition import TINY, Definition, load_study, read_study
 from fedhur_app.studies.plan import StudyRun, command_of, plan
@@ -287,11 +288,44 @@ def test_only_the_report_makes_no_runs(earlier: Path, processes: Callable[[str],
     assert runner.study(small(earlier.parent, PLAIN), MAKING, earlier, 1, lambda _: None, report_only=True) == 1
     assert started == []
     assert (
-        "Stopped before these runs ended: tastes, alone, seed 1, tastes, alone, seed 2"
+        "These runs have not been made: tastes, alone, seed 1, tastes, alone, seed 2"
         in (earlier / "report.md").read_text()
     )
-    with pytest.raises(SweepError, match="does not exist: run the study first"):
+    with pytest.raises(SweepError, match="holds none of these runs: run the study first"):
         runner.study(small(earlier.parent, PLAIN), MAKING, earlier / "absent", 1, lambda _: None, report_only=True)
+
+
+def test_only_the_report_refuses_runs_of_other_settings_and_folders_of_other_studies(earlier: Path) -> None:
+    before = (earlier / "report.md").read_bytes()
+    other = small(earlier.parent, PLAIN.replace("model.dim=4]", "model.dim=6]"))
+    with pytest.raises(SweepError, match=r"narrow/seed-1 has model\.dim=4, wanted now is 6"):
+        runner.study(other, MAKING, earlier, 1, lambda _: None, report_only=True)
+    same = small(earlier.parent, PLAIN)
+    with pytest.raises(SweepError, match="holds the study small: choose another --output"):
+        runner.study(same, runner.Making("wide", "", False), earlier, 1, lambda _: None, report_only=True)
+    seeds = same.model_copy(update={"seeds": [5]})
+    with pytest.raises(SweepError, match="holds none of these runs"):
+        runner.study(seeds, MAKING, earlier, 1, lambda _: None, report_only=True)
+    assert (earlier / "report.md").read_bytes() == before
+    with pytest.raises(SweepError, match="is a file: choose another"):
+        runner.study(same, MAKING, earlier / "report.md", 1, lambda _: None)
+
+
+def test_a_report_removes_what_only_the_one_before_had(earlier: Path) -> None:
+    assert (earlier / "gain.csv").is_file()
+    assert list(earlier.glob("*.png"))
+    (earlier / "notes.csv").write_text("mine")
+    assert runner.study(small(earlier.parent, PLAIN), MAKING, earlier, 1, lambda _: None) == 0
+    assert not (earlier / "gain.csv").exists()
+    assert not list(earlier.glob("*.png"))
+    assert (earlier / "tests.csv").is_file()
+    assert (earlier / "notes.csv").read_text() == "mine"
+
+
+def test_an_arm_for_other_data_alone_leaves_only_these_data(tmp_path: Path) -> None:
+    definition = small(tmp_path).with_arms(["narrow"])
+    assert [run.label for run in plan(definition, tmp_path)] == ["even, narrow, seed 1", "even, narrow, seed 2"]
+    assert list(definition.datasets) == ["even"]
 
 
 def test_runs_of_equal_settings_are_taken_over_from_another_study(
@@ -355,6 +389,13 @@ arms:
 """
 
 
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's name; its module is never started."""
+    monkeypatch.setattr(definition_module, "_workers", lambda: ["counting"])
+
+
+@pytest.mark.usefixtures("counting")
 def test_a_worker_makes_the_runs_of_its_arm(tmp_path: Path, processes: Callable[[str], list[str]]) -> None:
     definition = small(tmp_path, WORKED)
     folder = tmp_path / "out"
@@ -379,8 +420,13 @@ def test_a_worker_makes_the_runs_of_its_arm(tmp_path: Path, processes: Callable[
         SweepError, match=r'made by \["counting", "--to", "7"\], wanted now is \["counting", "--to", "8"\]'
     ):
         runner.study(other, MAKING, folder, 1, lambda _: None)
+    # Also where the last report was one without this arm, or there is none.
+    (folder / "study.json").unlink()
+    with pytest.raises(SweepError, match="wanted now is"):
+        runner.study(other, MAKING, folder, 1, lambda _: None, report_only=True)
 
 
+@pytest.mark.usefixtures("counting")
 def test_a_study_may_write_its_own_report(
     earlier: Path, monkeypatch: pytest.MonkeyPatch, processes: Callable[[str], list[str]]
 ) -> None:
@@ -403,6 +449,7 @@ def test_a_study_may_write_its_own_report(
 
 def test_a_report_of_its_own_is_found_by_the_name_of_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.special_report("no-such-study") is None
+    assert report.special_report("width.v2") is None
     assert report.special_report("fairness") is None  # a module of numbers, without a report
 
     def of_its_own(runs: list[Any], folder: Path) -> str:
@@ -432,6 +479,9 @@ def test_the_command_lists_runs_and_reports(tmp_path: Path) -> None:
     fewer = CliRunner().invoke(app, [*words, "--seeds", "2", "--report-only"])
     assert fewer.exit_code == 0, fewer.output
     assert {row["seed"] for row in rows_of(folder / "results.csv")} == {"2"}
+    nameless = CliRunner().invoke(app, ["study", "--quick"])
+    assert nameless.exit_code == 2
+    assert "name a study before its options: " in nameless.output
     unknown = CliRunner().invoke(app, ["study", "querys"])
     assert unknown.exit_code == 2
     assert "unknown study 'querys'; did you mean 'queries'" in unknown.output
