@@ -107,6 +107,9 @@ def read_document(kind: str, folder: Path, root: Path, files: set[str], problems
     if first.startswith("# "):
         # The heading of the text is the title of the section.
         title, text = (title if kind == "study" and study.get("title") else first[2:].strip()), rest
+    question = str(study.get("question", ""))
+    if question and text.lstrip().startswith(question):
+        text = text.lstrip().removeprefix(question)  # The section begins with it.
     facts = [(name, str(study[key])) for key, name in _FACTS if study.get(key)]
     if isinstance(study.get("seeds"), list):
         facts.append(("seeds", ", ".join(map(str, study["seeds"]))))
@@ -118,7 +121,7 @@ def read_document(kind: str, folder: Path, root: Path, files: set[str], problems
         folder,
         shown(folder, root),
         title,
-        str(study.get("question", "")),
+        question,
         facts,
         text,
         _pictures(folder, _named(study.get("figures")), files, problems),

@@ -378,3 +378,13 @@ def test_only_ordinary_files_are_replaced(comparison: Path, tmp_path: Path) -> N
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     with pytest.raises(FileExistsError, match="is no ordinary file and is not replaced"):
         write_text(tmp_path / "pipe", "text")
+
+
+def test_the_question_of_a_study_stands_there_once(tmp_path: Path) -> None:
+    folder = tmp_path / "wide"
+    folder.mkdir()
+    (folder / "study.json").write_text(json.dumps({"study": "wide", "title": "Width", "question": "How wide?"}))
+    (folder / "report.md").write_text("# Width\n\nHow wide?\n\n- command: `fedhur study wide`\n\nHow wide? Very.\n")
+    (document,) = collect([folder]).documents
+    assert (document.title, document.question) == ("Width", "How wide?")
+    assert document.text.strip() == "- command: `fedhur study wide`\n\nHow wide? Very."
