@@ -90,10 +90,13 @@ def test_an_output_that_holds_a_run_is_refused_and_left_alone(tmp_path):
 
 
 def test_the_result_says_how_much_memory_was_needed(tmp_path):
-    """In one process server and clients are the same; the server's figure is read a moment later."""
+    """In one process server and clients are the same; the server's figure is read a moment later.
+
+    The kernel counts pages on each core and adds them up now and then: a later figure may be some pages lower.
+    """
     run(tmp_path, "fedavg", "rounds=1 min_rounds=1")
     peaks = result(tmp_path)["peak_memory_mib"]
-    assert 50 < peaks["client"] <= peaks["server"] <= peak_memory_mib()
+    assert 50 < peaks["client"] <= peaks["server"] + 1 <= peak_memory_mib() + 2
 
 
 def test_a_finished_run_can_be_given_more_rounds(tmp_path):
