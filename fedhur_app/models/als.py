@@ -55,12 +55,13 @@ def fit_items(
     rank = table.shape[1]
     identity = torch.eye(max(rank, 1), dtype=table.dtype, device=table.device)
     common = unobserved_weight * (table.T @ table) + l2 * identity[:rank, :rank]
-    reduced = torch.cholesky_solve(table.T, torch.linalg.cholesky(common)).T  # P C^-1 (U, rank)
+    root = torch.linalg.cholesky(common)
+    reduced = torch.cholesky_solve(table.T, root).T  # P C^-1 (U, rank)
     overlap = reduced @ table.T  # P C^-1 P^T (U, U)
     old = None if anchor is None else anchor.double()
     inner = table.new_zeros(n_items, rank) if old is None else old @ span
     # Rows of items that nobody has: only pulled, towards 0 and to the anchor.
-    solved = inner if old is None else l2 * torch.cholesky_solve(inner.T, torch.linalg.cholesky(common)).T
+    solved = inner if old is None else l2 * torch.cholesky_solve(inner.T, root).T
     pulled = solved @ table.T  # What the users score before their items count (I, U).
     for chosen, owners in _items_by_owners(train, table.device):
         number = owners.shape[1]

@@ -17,6 +17,7 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
+from fedhur_app.finite import all_finite
 from fedhur_app.seeding import numpy_generator
 
 # Rows move little after this many Lloyd steps, and the groups only have to be sensible, not optimal.
@@ -163,7 +164,7 @@ def build_hierarchy(items: torch.Tensor, branching: Sequence[int], seed: int) ->
     """
     if items.dim() != 2 or len(items) == 0:
         raise ValueError(f"The item table must be a matrix with at least one item, not of shape {tuple(items.shape)}.")
-    if not torch.isfinite(items).all():
+    if not all_finite(items):
         bad = int((~torch.isfinite(items).all(dim=1)).sum())
         raise ValueError(f"The item table holds NaN or infinite values in {bad} of {len(items)} rows.")
     if len(branching) == 0 or any(children < 1 for children in branching):
