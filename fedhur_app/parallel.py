@@ -78,3 +78,9 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def for_each(function: Callable[[T], object], items: Iterable[T]) -> None:
+    """Call `function` on all items, as :func:`in_order` does, for what it writes."""
+    for _ in in_order(function, items):
+        pass

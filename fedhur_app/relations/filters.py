@@ -4,7 +4,6 @@ Tensors of a level are padded to ``(..., B, b, ...)``, see :mod:`fedhur_app.rela
 zero.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -12,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from fedhur_app.parallel import in_order
+from fedhur_app.parallel import for_each, in_order
 from fedhur_app.relations.eigen import dense_top_eigenpairs, top_eigenpairs
 from fedhur_app.relations.hierarchy import Hierarchy, Level
 from fedhur_app.seeding import torch_generator
@@ -391,5 +390,5 @@ def _mean_gram(tables: Tables) -> torch.Tensor:
         gram[first:last, :last].addmm_(chunk[first:last], chunk[:last].T)
 
     for chunk in _chunks(tables):
-        deque(in_order(add, ((chunk, *strip) for strip in strips)), maxlen=0)
+        for_each(add, ((chunk, *strip) for strip in strips))
     return gram / len(tables)

@@ -1,11 +1,10 @@
 """From scores to weights, residuals and personal filters (eq. 21-24)."""
 
-from collections import deque
 from collections.abc import Iterable
 
 import torch
 
-from fedhur_app.parallel import in_order
+from fedhur_app.parallel import for_each
 from fedhur_app.relations.eigen import top_eigenpairs
 from fedhur_app.relations.filters import Tables, blocks_of
 from fedhur_app.relations.hierarchy import Level
@@ -175,7 +174,7 @@ def _seen_grams(vectors: torch.Tensor, tables: Tables, rows: torch.Tensor) -> to
         seen = basis @ torch.stack([table.index_select(0, rows) for table in tables[part]])
         grams[part] = (seen @ seen.transpose(-1, -2)).flatten(1)
 
-    deque(in_order(see, range(0, len(tables), chunk)), maxlen=0)
+    for_each(see, range(0, len(tables), chunk))
     return grams
 
 
