@@ -31,7 +31,6 @@ from fedhur_app.seeding import torch_generator
 
 METRICS = ("recall", "precision", "mrr", "ndcg", "hit", "auc")
 _WHOLE = ("auc",)  # metrics of the whole catalogue, without a k
-_BLOCK_BYTES = 1 << 20  # what the comparisons for AUC hold at once stays in the processor's cache
 
 
 def metric_label(name: str, k: int) -> str:
@@ -168,8 +167,7 @@ def rank_users(
         truth: Items to find.
         k: Length of the list; shorter for a user who has fewer than ``k`` unseen items.
         n_items: Size of the catalogue, ``I``.
-        batch_bytes: Bound on the memory of one batch of scores, and of one block of AUC's comparisons (one user and
-            one item at least). Does not change the result.
+        batch_bytes: Bound on the memory of one batch of scores (of one user at least). Does not change the result.
         tie_seed: Seed of the permutation that orders equal scores.
 
     Returns:
@@ -220,7 +218,7 @@ def rank_users(
         top = _top_items(scores, k, tie_order)
         found = _contains(truth_keys, rows[:, None] * n_items + top)
         hits[first : first + len(rows), : top.shape[1]] = found
-        auc[first : first + len(rows)] = _auc(scores, rows, truth_keys, batch_bytes)
+        auc[first : first + len(rows)] = _auc(scores, rows, truth_keys)
     return _measure(k, users, counts[users], hits, auc)
 
 
@@ -274,28 +272,27 @@ def _places(rows: np.ndarray, keys: np.ndarray, n_items: int) -> tuple[Tensor, T
     return torch.from_numpy(row[wanted]), torch.from_numpy(items[wanted])
 
 
-def _auc(scores: Tensor, rows: np.ndarray, truth_keys: np.ndarray, batch_bytes: int) -> np.ndarray:
+def _auc(scores: Tensor, rows: np.ndarray, truth_keys: np.ndarray) -> np.ndarray:
     """AUC (n,) of the users ``rows`` (n,) from their scores (n, I), in which seen items are minus infinity.
 
-    Every truth item is compared with its user's whole row: two comparisons for each of the ``sum |R|`` truth items
-    and ``I`` items, about 3 ns for the two on one core. What does not belong is subtracted: the truth item always beats
-    the user's seen items, and truth items among each other win ``|R|^2 / 2`` in all (of two, one wins or both win
-    half; each wins half against itself). Counts are whole numbers, so the result depends on no order or batch.
+    Every row is sorted once and its truth items are looked up in it: how many scores lie below, how many not above.
+    What does not belong is subtracted: the truth item always beats the user's seen items, and truth items among each
+    other win ``|R|^2 / 2`` in all (of two, one wins or both win half; each wins half against itself). Counts are whole
+    numbers, so the result depends on no order or batch.
     """
     n_items = scores.shape[1]
     row, item = (place.to(scores.device) for place in _places(rows, truth_keys, n_items))
-    twice_won = torch.zeros(len(rows), dtype=torch.int64, device=scores.device)
-    # Bytes of an item in a block: its score, its comparison, and that as the number that is summed.
-    block = max(1, min(batch_bytes, _BLOCK_BYTES) // (n_items * (4 + 1 + 4)))
-    for first in range(0, len(row), block):
-        users = row[first : first + block]
-        others, own = scores[users], scores[users, item[first : first + block]][:, None]
-        below = (others < own).sum(1, dtype=torch.int32)
-        equal = (others == own).sum(1, dtype=torch.int32)
-        twice_won.index_add_(0, users, 2 * below.long() + equal)
-    unseen = (scores > -math.inf).sum(1)
     truth = torch.bincount(row, minlength=len(rows))
-    won = (twice_won - 2 * truth * (n_items - unseen) - truth**2).cpu().numpy() / 2
+    column = torch.arange(len(row), device=row.device) - (truth.cumsum(0) - truth)[row]
+    own = scores.new_full((len(rows), int(truth.max())), -math.inf)  # padding: equal to the seen items only
+    own[row, column] = scores[row, item]
+    # On the CPU numpy sorts in a tenth of torch's time.
+    ordered = torch.from_numpy(np.sort(scores.numpy())) if scores.device.type == "cpu" else scores.sort().values
+    below, up_to = (torch.searchsorted(ordered, own, right=right) for right in (False, True))
+    unseen = (scores > -math.inf).sum(1)
+    padding = own.shape[1] - truth
+    twice_won = (below + up_to).sum(1) - (padding + 2 * truth) * (n_items - unseen)
+    won = (twice_won - truth**2).cpu().numpy() / 2
     pairs = (truth * (unseen - truth)).cpu().numpy()
     return np.divide(won, pairs, out=np.full(len(rows), 0.5), where=pairs > 0)
 
