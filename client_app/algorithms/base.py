@@ -209,15 +209,26 @@ class ClientAlgorithm:
     def keep_best(self, best_round: int) -> None:
         """Before training: remember the present model if the server's best round is this model's.
 
-        The present model is as it was at the end of `best_round` exactly if this client has not trained since.
+        The present model is as it was at the end of `best_round` exactly if this client has not trained since. What
+        was kept of an earlier best round stays where the present model never got the server's last answer.
         """
         if self.settings.evaluation.selection == "client":
             return
         numbers = self.state.numbers
         after = numbers["best_round"] < best_round and numbers["trained_round"] <= best_round
         if after and not self._is_gone(best_round):
-            self.state.arrays["best"] = dict(self.state.arrays["model"])
+            self.state.arrays["best"] = dict(self._last_whole_model())
             numbers["best_round"] = best_round
+
+    def _last_whole_model(self) -> dict[str, Tensor]:
+        """The present model, or the kept one if the present one comes fresh from local training.
+
+        A table that only this client's rows have formed ranks far worse than what the last stage makes of it; a client
+        that missed that stage is better served by an earlier round.
+        """
+        numbers, model = self.state.numbers, self.state.arrays["model"]
+        whole = numbers["finished_round"] == numbers["trained_round"]
+        return model if whole else self.state.arrays.get("best", model)
 
     def _is_gone(self, round_: int) -> bool:
         """Whether a device lost its model of a round, having trained since the state that it went on from."""
@@ -232,7 +243,10 @@ class ClientAlgorithm:
             self.state.numbers["best_round"] = self.round
 
     def best_model(self, best_round: int) -> dict[str, Tensor]:
-        """The model as it was at the end of `best_round`, or of the client's own best round."""
+        """The model as it was at the end of `best_round`, or of the client's own best round.
+
+        A client that missed the last stage of the round has that of the best round before, if it kept one.
+        """
         if self.settings.evaluation.selection == "client":
             return self.state.arrays.get("best", self.state.arrays["model"])
         numbers = self.state.numbers
@@ -242,7 +256,7 @@ class ClientAlgorithm:
                 f"had learnt after round {numbers['kept']}"
             )
         if numbers["trained_round"] <= best_round:
-            return self.state.arrays["model"]
+            return self._last_whole_model()
         if numbers["best_round"] != best_round:
             raise StaleRequestError(
                 f"client {self.shard.client}: the model of round {best_round} was asked for, this client kept that "

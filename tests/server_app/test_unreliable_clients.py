@@ -4,6 +4,7 @@ import re
 import shlex
 import tomllib
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -14,6 +15,7 @@ from client_app.state import ClientState
 from fedhur_app.config import DEFAULT_RUN_CONFIG, ConfigError, load_settings
 from fedhur_app.data.experiment import prepare_data
 from fedhur_app.data.shards import shard_path
+from fedhur_app.evaluation.ranking import METRICS
 from fedhur_app.fingerprint import code_fingerprint
 from fedhur_app.protocol import Content, Stage, decode, encode
 from fedhur_app.runtime import LocalGrid, run_local
@@ -61,6 +63,20 @@ def test_resume_after_a_round_with_a_client_that_missed_its_last_stage(strategy,
         run(tmp_path / "killed", strategy, options, fault_and_kill)
     resume(tmp_path / "killed")
     assert history(tmp_path / "killed") == history(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedhur"])
+def test_a_client_that_misses_last_stages_is_tested_with_its_last_whole_model(strategy, tmp_path):
+    """And not with the table that local training left: from round 2 on it trains and gets no answer."""
+    run(tmp_path / "missed", strategy, "rounds=4 min_rounds=4 evaluation.per_user=true", failing("train.personalize", {2}, {2, 3, 4}, "drop"))
+    run(tmp_path / "first", strategy, "rounds=1 min_rounds=1 evaluation.per_user=true")
+    missed, first = (dict(np.load(tmp_path / name / "users.npz")) for name in ("missed", "first"))
+    assert result(tmp_path / "missed")["best_round"] > 1
+    of_client = missed["client"] == 2
+    assert of_client.any()
+    for metric in METRICS:
+        assert np.array_equal(missed[metric][of_client], first[metric][of_client])
+    assert not np.array_equal(missed["auc"][~of_client], first["auc"][~of_client])
 
 
 def test_a_client_whose_last_state_was_not_saved_is_named_on_a_resume(tmp_path, caplog):
