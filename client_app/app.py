@@ -40,7 +40,8 @@ def hello(message: Message, context: Context) -> Message:
     if request.fields["code"] == reply.fields["code"] and _on_device(context):
         reply = _without_private_text(lambda: Content(reply.fields | Device(context).hello()), reply)
     elif request.fields["code"] == reply.fields["code"]:
-        set_place(context, {key: str(request.fields[key]) for key in ("data", "checkpoint") if key in request.fields})
+        places = ("data", "checkpoint", "states")
+        set_place(context, {key: str(request.fields[key]) for key in places if key in request.fields})
         shard = _simulated_shard(context)
         reply.fields |= {"client": shard.client, **sizes(shard)}
         folder = _simulated_folder(context)

@@ -9,10 +9,11 @@ stage it saw), `best_round` (round of `best`). On a device also `secret` (mixed 
 model was tested) and, where it lost what it had learnt, `kept` and `lost`: its model is that of round `kept`, while it
 had trained until round `lost`.
 
-In memory the state lives in Flower's `context.state` (in the local runtime beside it, as it is); on disk in one .npz a
-client and round, with a checksum over everything, and on a device with what it belongs to (`about`: run, node,
-catalogue, users, settings). It never leaves the device in a message. Beside it the context holds the `place`: where the
-server of a simulation keeps shards and checkpoints, or what a device is in its run, told once in the handshake.
+In memory the state lives in Flower's `context.state` (in the local runtime beside it, as it is; in a simulation under
+Flower the context says in which files its tensors are, state_files.py); on disk in one .npz a client and round, with a
+checksum over everything, and on a device with what it belongs to (`about`: run, node, catalogue, users, settings). It
+never leaves the device in a message. Beside it the context holds the `place`: where the server of a simulation keeps
+shards, checkpoints and these files, or what a device is in its run, told once in the handshake.
 """
 
 import hashlib
@@ -25,11 +26,13 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 from torch import Tensor
 
+from client_app.state_files import StateFiles
 from fedhur_app.files import read_arrays, write_arrays
 from fedhur_app.protocol import InProcessContext, array_record, tensors_of
 
 SCHEMA = 2
 _NUMBERS = "numbers"
+_FILES = "files"
 _PLACE = "place"
 
 
@@ -43,6 +46,8 @@ class ClientState:
 
     arrays: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
+    # In a simulation under Flower: where the arrays came from.
+    files: StateFiles | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def from_context(cls, context: Context) -> "ClientState":
@@ -53,15 +58,21 @@ class ClientState:
             return cls()
         stored = context.state.config_records[_NUMBERS]
         _check_schema(int(stored["schema"]), "the node's memory")  # type: ignore[arg-type]
-        return cls(
-            {name: tensors_of(record) for name, record in context.state.array_records.items()},
-            {key: int(value) for key, value in stored.items() if key != "schema"},  # type: ignore[arg-type]
-        )
+        numbers = {key: int(value) for key, value in stored.items() if key != "schema"}  # type: ignore[arg-type]
+        if (folder := _folder_of(context)) is not None:
+            files = StateFiles.from_text(folder, str(context.state.config_records[_FILES]["text"])).load()
+            return cls({record: dict(tensors) for record, tensors in files.read.items()}, numbers, files)
+        return cls({name: tensors_of(record) for name, record in context.state.array_records.items()}, numbers)
 
     def to_context(self, context: Context) -> None:
         """Replace the node's state by this one (called only when a stage ended well)."""
         if isinstance(context, InProcessContext):
             context.live = self.copy()
+            return
+        if (folder := _folder_of(context)) is not None:
+            files = (self.files or StateFiles(folder)).write(self.arrays)
+            context.state[_FILES] = ConfigRecord({"text": files.to_text()})
+            context.state[_NUMBERS] = ConfigRecord({"schema": SCHEMA, **self.numbers})
             return
         for name in list(context.state.array_records):
             del context.state[name]
@@ -71,7 +82,8 @@ class ClientState:
 
     def copy(self) -> "ClientState":
         """A state that can be changed without changing this one; tensors are shared, nobody writes into them."""
-        return ClientState({name: dict(tensors) for name, tensors in self.arrays.items()}, dict(self.numbers))
+        arrays = {name: dict(tensors) for name, tensors in self.arrays.items()}
+        return ClientState(arrays, dict(self.numbers), self.files)
 
     def save(self, path: Path, durable: bool, about: Mapping[str, str] | None = None) -> None:
         """Write the state to `path` atomically, with what it belongs to."""
@@ -139,6 +151,12 @@ def set_place(context: Context, place: dict[str, str]) -> None:
 def get_place(context: Context) -> dict[str, str]:
     """What :func:`set_place` remembered; empty before the handshake."""
     return {key: str(value) for key, value in context.state.config_records.get(_PLACE, {}).items()}
+
+
+def _folder_of(context: Context) -> Path | None:
+    """Where a simulation keeps the tensors of this node's state between messages."""
+    folder = get_place(context).get("states")
+    return Path(folder) / f"node-{context.node_id}" if folder else None
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import time
 import traceback
 from importlib.metadata import version
@@ -146,6 +147,7 @@ def _run(grid: Grid, settings: Settings, folder: RunFolder, config: dict[str, An
         register = Register(grid, settings, folder, progress)
         fleet = register.meet()
     else:
+        shutil.rmtree(folder.states, ignore_errors=True)  # of a run that was killed
         fleet = meet(grid, settings, data, folder, progress, config)
     strategy = server_strategy(settings.algorithm)(settings, fleet, folder)
     strategy.on_round = on_round
@@ -159,7 +161,10 @@ def _run(grid: Grid, settings: Settings, folder: RunFolder, config: dict[str, An
         register.follow(strategy.progress)
         strategy.roll = register
     write_config(folder, settings, data)
-    return strategy.start(grid)
+    try:
+        return strategy.start(grid)
+    finally:
+        shutil.rmtree(folder.states, ignore_errors=True)
 
 
 def write_config(folder: RunFolder, settings: Settings, data: PreparedData | None) -> None:

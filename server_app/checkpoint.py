@@ -44,6 +44,11 @@ class RunFolder:
         """Folder of the server's state and, in simulation, the clients' private states."""
         return self.path / "checkpoint"
 
+    @property
+    def states(self) -> Path:
+        """Folder of the clients' states between messages, under Flower's simulation and while the run lasts."""
+        return self.path / "states"
+
     def append_history(self, line: dict[str, Any]) -> None:
         """Add one round."""
         self.path.mkdir(parents=True, exist_ok=True)

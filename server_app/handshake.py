@@ -60,6 +60,7 @@ def meet(
             "code": code_fingerprint(),
             "data": str(data.folder),
             "checkpoint": str(folder.checkpoint),
+            "states": str(folder.states),
             "resume_round": progress.round if progress else 0,
         }
     )

@@ -68,7 +68,12 @@ def test_resume_after_a_round_with_a_client_that_missed_its_last_stage(strategy,
 @pytest.mark.parametrize("strategy", ["fedavg", "fedhur"])
 def test_a_client_that_misses_last_stages_is_tested_with_its_last_whole_model(strategy, tmp_path):
     """And not with the table that local training left: from round 2 on it trains and gets no answer."""
-    run(tmp_path / "missed", strategy, "rounds=4 min_rounds=4 evaluation.per_user=true", failing("train.personalize", {2}, {2, 3, 4}, "drop"))
+    run(
+        tmp_path / "missed",
+        strategy,
+        "rounds=4 min_rounds=4 evaluation.per_user=true",
+        failing("train.personalize", {2}, {2, 3, 4}, "drop"),
+    )
     run(tmp_path / "first", strategy, "rounds=1 min_rounds=1 evaluation.per_user=true")
     missed, first = (dict(np.load(tmp_path / name / "users.npz")) for name in ("missed", "first"))
     assert result(tmp_path / "missed")["best_round"] > 1
