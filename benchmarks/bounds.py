@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from benchmarks.measuring import Rates
 from benchmarks.probe import EIGENPAIRS, ENERGIES, FILTERS, FIT, QUERY, RANKING, SCORES, TRAINING, USERS
 from fedhur_app.config import Settings
+from fedhur_app.relations.filters import DENSE_ITEMS
 
 SINGLE, DOUBLE = 4, 8  # bytes of a number
-_DENSE_ITEMS = 2500  # up to this side the eigenpairs of S_g are found densely
 _KRYLOV = 6  # products with all tables that the block Krylov solver is counted with, as in benchmarks/scaling.py
 
 
@@ -151,7 +151,7 @@ def _eigenpairs_of(items: int, width: int, rank: int) -> Work:
     """Of tables with `width` columns together."""
     side = min(items, width)
     tables = SINGLE * items * width
-    if side > _DENSE_ITEMS and side > 2 * (rank + 16):
+    if side > DENSE_ITEMS and side > 2 * (rank + 16):
         # Each multiplication takes X (X^T c) for r + 16 columns.
         return Work(flops32=_KRYLOV * 4 * items * width * (rank + 16), bytes=_KRYLOV * 2 * tables)
     # A half of X X^T (or X^T X); tridiagonal form (4/3 n^3), and its reflections on r vectors (2 n^2 r).

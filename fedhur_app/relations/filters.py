@@ -25,7 +25,7 @@ FilterScale = Literal["none", "spectral"]
 _CHUNK_BYTES = 8 * 2**20
 # The dense eigen-solver takes 1 s for 2,500 items and 4 s for 3,500; the Krylov solver is faster from about
 # here.
-_DENSE_ITEMS = 2500
+DENSE_ITEMS = 2500
 # Width of the random guard block of the Krylov solver, see top_eigenpairs.
 _GUARD = 16
 # The error of S_g is about the square of the tolerance. In a flat tail of the spectrum, where convergence is
@@ -315,7 +315,7 @@ def mean_gram_eigenpairs(
     if method == "exact" and side > 5000:
         raise ValueError(f"The exact eigen-solver is limited to 5,000 items, not {side}; use method 'iterative'.")
     # Too small for a block of rank + guard columns, the iteration would only be a slow dense solver.
-    if method == "exact" or (method == "auto" and side <= _DENSE_ITEMS) or side <= 2 * (rank + _GUARD):
+    if method == "exact" or (method == "auto" and side <= DENSE_ITEMS) or side <= 2 * (rank + _GUARD):
         if width < n_items:
             stacked = torch.cat(list(tables), dim=1)
             vectors, values = dense_top_eigenpairs(stacked.T @ stacked / len(tables), rank)

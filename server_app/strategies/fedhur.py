@@ -98,14 +98,19 @@ class Server(StagedStrategy):
         self.uploaded = trained or list(replies)
         self.tables = [replies[client].record("table")["items"] for client in self.uploaded]
         self._check_size(round_)
-        self.spectrum = self._eigenpairs(self.tables)
+        relations = self.relation.kind != "none"
+        regroup = relations and (self.hierarchy is None or (round_ - 1) % settings.hierarchy.refresh_every == 0)
+        share = settings.hierarchy.smoothing if relations else 0.0
+        # Smoothed tables have eigenpairs of their own; those of the tables themselves may be needed to group the items.
+        if not share or (regroup and settings.hierarchy.features == "spectral"):
+            self.spectrum = self._eigenpairs(self.tables)
         statistics: dict[str, Any] = {}
-        if self.relation.kind != "none":
-            if self.hierarchy is None or (round_ - 1) % settings.hierarchy.refresh_every == 0:
+        if relations:
+            if regroup:
                 self.hierarchy = self._new_hierarchy()
-            statistics["groups"] = [level.n_groups for level in self.hierarchy.levels]
-            if share := settings.hierarchy.smoothing:
-                smooth = smoothed_tables(self.tables, self.hierarchy.leaf)
+            statistics["groups"] = [level.n_groups for level in self._tree().levels]
+            if share:
+                smooth = smoothed_tables(self.tables, self._tree().leaf)
                 parts = ((1 - share, self.tables), (share, smooth))
                 # Twice as many tables: each counts half in the mean.
                 self.spectrum = self._eigenpairs([table * (2 * part) ** 0.5 for part, own in parts for table in own])

@@ -99,15 +99,10 @@ class Collector:
             if role in frame.columns:
                 problems += _bad_ids(frame, role, self._names[role])
         numbers: dict[str, pl.Series] = {}
-        if "rating" in frame.columns:
-            numbers["rating"] = _ratings(frame["rating"])
-            problems += _unreadable(frame, "rating", numbers["rating"], self._names["rating"])
-        if "time" in frame.columns:
-            numbers["time"] = _times(frame["time"])
-            problems += _unreadable(frame, "time", numbers["time"], self._names["time"])
-        if "split" in frame.columns:
-            numbers["split"] = _parts(frame["split"])
-            problems += _unreadable(frame, "split", numbers["split"], self._names["split"])
+        for role, read in (("rating", _ratings), ("time", _times), ("split", _parts)):
+            if role in frame.columns:
+                numbers[role] = read(frame[role])
+                problems += _unreadable(frame, role, numbers[role], self._names[role])
         if numbers:
             frame = frame.with_columns(**numbers)
         self.tally.note(problems)
