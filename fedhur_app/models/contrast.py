@@ -43,14 +43,17 @@ def supervised_contrast(table: Tensor, labels: Tensor, temperature: float) -> tu
     block = max(1, _BLOCK_BYTES // (n_items * table.element_size()))
     for first in range(0, n_items, block):
         rows = slice(first, first + block)
-        scores = (unit[rows] @ unit.T).div_(temperature)
+        scores = (unit[rows] / temperature) @ unit.T
         place = torch.arange(len(scores), device=table.device)
         scores[place, first + place] = -math.inf
-        spread = scores.logsumexp(dim=1, keepdim=True)
-        total += float((spread * counted[rows]).sum())
-        softmax = scores.sub_(spread).exp_().mul_(counted[rows])
-        by_unit[rows] += softmax @ unit
-        by_unit += softmax.T @ unit[rows]
+        largest = scores.amax(dim=1, keepdim=True)
+        powers = scores.sub_(largest).exp_()
+        sums = powers.sum(dim=1, keepdim=True)
+        total += float(((largest + sums.log()) * counted[rows]).sum())
+        # softmax = share * powers; scaling the thin factors instead spares a pass over the block.
+        share = counted[rows] / sums
+        by_unit[rows] += share * (powers @ unit)
+        by_unit += powers.T @ (share * unit[rows])
     scale = temperature / _BASE_TEMPERATURE / n_items
     by_unit *= scale / temperature
     # Through the normalisation: the part along z_i vanishes.
