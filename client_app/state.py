@@ -139,7 +139,7 @@ def _checksum(header: Mapping[str, object], flat: Mapping[str, np.ndarray]) -> s
     for name in sorted(flat):
         array = flat[name]
         digest.update(f"|{name} {array.dtype.str} {array.shape}|".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
