@@ -8,6 +8,8 @@ import torch
 from flwr.app import Context, RecordDict
 
 from client_app.state import ClientState, set_place
+from fedhur_app import runtime
+from tests.running import history, result, resume, run
 
 
 @pytest.fixture
@@ -119,3 +121,25 @@ def test_non_contiguous_tensors_are_written_as_they_look(context):
     table = torch.from_numpy(np.arange(12.0).reshape(3, 4)).T
     ClientState({"model": {"items": table}}).to_context(context)
     assert torch.equal(ClientState.from_context(context).arrays["model"]["items"], table)
+
+
+@pytest.mark.parametrize("strategy", ["fedhur", "fedca", "gpfedrec"])
+def test_a_run_with_states_in_files_has_the_same_numbers_and_leaves_none_behind(strategy, tmp_path, monkeypatch):
+    options = "rounds=3 min_rounds=3"
+    run(tmp_path / "live", strategy, options)
+    monkeypatch.setattr(runtime, "InProcessContext", Context)  # as Flower's simulation has them
+    seen = []
+
+    def kill(message, client):
+        seen.append((tmp_path / "files" / "states").is_dir())
+        if message.metadata.group_id == "round-3":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "files", strategy, options, kill)
+    assert seen[-1]
+    assert not (tmp_path / "files" / "states").exists()
+    resume(tmp_path / "files")
+    assert not (tmp_path / "files" / "states").exists()
+    assert history(tmp_path / "files") == history(tmp_path / "live")
+    assert result(tmp_path / "files")["test"] == result(tmp_path / "live")["test"]
