@@ -72,13 +72,12 @@ class ClientState:
         if (folder := _folder_of(context)) is not None:
             files = (self.files or StateFiles(folder)).write(self.arrays)
             context.state[_FILES] = ConfigRecord({"text": files.to_text()})
-            context.state[_NUMBERS] = ConfigRecord({"schema": SCHEMA, **self.numbers})
-            return
-        for name in list(context.state.array_records):
-            del context.state[name]
+        else:
+            for name in list(context.state.array_records):
+                del context.state[name]
+            for name, tensors in self.arrays.items():
+                context.state[name] = array_record(tensors)
         context.state[_NUMBERS] = ConfigRecord({"schema": SCHEMA, **self.numbers})
-        for name, tensors in self.arrays.items():
-            context.state[name] = array_record(tensors)
 
     def copy(self) -> "ClientState":
         """A state that can be changed without changing this one; tensors are shared, nobody writes into them."""
