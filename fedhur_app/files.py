@@ -3,12 +3,17 @@
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+# Held while numpy reads the header of an array. It does so with ast.literal_eval, and CPython (seen with 3.11.7) counts
+# the depth of what that builds for all threads together: two at once end, very rarely, in a SystemError.
+ARRAY_HEADERS = threading.Lock()
 
 
 @contextmanager
@@ -81,5 +86,5 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray], durable: bool = Fals
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read what :func:`write_arrays` wrote."""
-    with np.load(path, allow_pickle=False) as stored:
+    with ARRAY_HEADERS, np.load(path, allow_pickle=False) as stored:
         return {name: stored[name] for name in stored.files}

@@ -13,6 +13,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from torch import Tensor
 
+from fedhur_app.files import ARRAY_HEADERS
+
 PROTOCOL_VERSION = 1
 FIELDS = "fields"
 
@@ -105,7 +107,12 @@ def tensors_of(record: ArrayRecord) -> dict[str, Tensor]:
     The copy is deliberate: arrays read from a byte buffer are not aligned as torch aligns its own, and some BLAS
     kernels round differently on unaligned input, which would break bit-equal runs.
     """
-    return {name: torch.tensor(array.numpy()) for name, array in record.items()}
+    return {name: torch.tensor(_values(array)) for name, array in record.items()}
+
+
+def _values(array: Array) -> np.ndarray:
+    with ARRAY_HEADERS:
+        return array.numpy()
 
 
 def encode(content: Content) -> RecordDict:

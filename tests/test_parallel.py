@@ -1,13 +1,18 @@
+import ast
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from threadpoolctl import threadpool_info
 
+from fedhur_app.data.store import read_npz, write_npz
+from fedhur_app.files import read_arrays, write_arrays
 from fedhur_app.finite import all_finite
 from fedhur_app.parallel import cores, in_order, threads
+from fedhur_app.protocol import array_record, tensors_of
 from fedhur_app.relations.filters import mean_gram_eigenpairs
 from fedhur_app.relations.weights import shared_basis_filters
 
@@ -84,3 +89,31 @@ def test_one_bad_entry_is_found(bad: float) -> None:
     assert all_finite(torch.tensor([3.4e38, -3.4e38]))
     table[1, 2] = bad
     assert not all_finite(table)
+
+
+@pytest.mark.parametrize("reader", ["message", "checkpoint", "shard"])
+def test_headers_of_arrays_are_read_one_at_a_time(reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython's counter of depth in `ast.literal_eval`, which numpy calls for each, is one for all threads."""
+    tables = {str(number): np.ones((2, 3)) for number in range(3)}
+    record = array_record(tables)
+    write_arrays(tmp_path / "checkpoint.npz", tables)
+    write_npz(tmp_path / "shard.npz", "form 1", tables)
+    read = {
+        "message": lambda: tensors_of(record),
+        "checkpoint": lambda: read_arrays(tmp_path / "checkpoint.npz"),
+        "shard": lambda: read_npz(tmp_path / "shard.npz", "form 1"),
+    }[reader]
+    honest, inside, most = ast.literal_eval, [], []
+
+    def slow(text):
+        inside.append(text)
+        most.append(len(inside))
+        time.sleep(0.002)
+        inside.pop()
+        return honest(text)
+
+    monkeypatch.setattr(ast, "literal_eval", slow)
+    for arrays in in_order(lambda _: read(), range(8), workers=4):
+        assert set(arrays) == set(tables)
+    assert len(most) >= 8 * 3
+    assert max(most) == 1

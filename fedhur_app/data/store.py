@@ -18,6 +18,7 @@ import polars as pl
 
 from fedhur_app.data.errors import DataError
 from fedhur_app.data.interactions import Interactions
+from fedhur_app.files import ARRAY_HEADERS
 
 # Sizes in bytes: a zip member's fixed header, and the extra field that zipfile adds for members of any size.
 _LOCAL_HEADER, _ZIP64_EXTRA = 30, 20
@@ -105,7 +106,8 @@ def _mapped(file: BinaryIO, member: zipfile.ZipInfo) -> np.ndarray:
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"unknown version of the array format: {version}")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    with ARRAY_HEADERS:
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
     offset = file.tell()
     end = offset + math.prod(shape) * dtype.itemsize
     if dtype.hasobject or fortran or end != start + member.file_size:
